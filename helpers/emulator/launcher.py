@@ -62,6 +62,8 @@ OPS = tuple(re.findall(r"x\(\w+, \"(.+)\"\)", (HERE / "runtime" / "ops.h").read_
 # Instructions by which blocks are ordered: then races between blocks are followed past them (runtime/race_flags.h).
 ORDERS_BLOCKS = re.compile(r"\.(acquire|release|acq_rel)\.(gpu|sys)\b")
 BULK = tuple(op for op in OPS if ".bulk" in op)
+# A variable of the kernel's own comes before the C library's function of its name ("error"), as on macOS.
+OWN_NAMES = [] if sys.platform == "darwin" else ["-Wl,-Bsymbolic"]
 # With the passes off that would split, merge or move accesses. (And, of gcc's, the one that follows variables for a debugger: a
 # fifth of its time, for nothing that the emulator asks of it.) gcc guards the ends of local arrays in kernels and in what is
 # __noinline__; guarding all functions would take a tenth more of its time.
@@ -211,7 +213,7 @@ class Launcher:
                 ],
                 include=[INCLUDE],
                 libraries=[_runtime()[0]],
-                link=WRAPPED,
+                link=[*WRAPPED, *OWN_NAMES],
                 depends=_texts(INCLUDE),
             )
         except CompileError as error:

@@ -60,6 +60,7 @@ HINTS = {
     "registers": "a multiple of 8 from 24 to 256, down by setmaxnreg.dec and up by setmaxnreg.inc; what all warps take together can't "
     "be more than the block was launched with, so what some take, others must have given back",
     "division by zero": "guard the divisor",
+    "launch bounds": "a GPU refuses this launch: launch no more threads, or name as many in __launch_bounds__",
     "shared memory": "use smaller tiles, or dynamic shared memory with cudaFuncSetAttribute for more than 48 KB",
     "unsupported": "the emulator interprets the PTX of attention kernels up to Hopper's: if it is spelt as in the PTX "
     "ISA, it needs a GPU",

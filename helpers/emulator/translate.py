@@ -6,6 +6,7 @@ What the rewritten forms mean is said in ``include/emulator/launch.h``.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,7 +75,7 @@ class Translation:
         self.tokens = tokens(text)
         self.code = [i for i, t in enumerate(self.tokens) if t.kind not in ("space", "comment", "directive")]
         self.declared = 0
-        self.templates: set[str] = set()
+        self.needs: dict[str, float] = {}  # see note_kernel
 
     def text(self, k: int) -> str:
         return self.tokens[self.code[k]].text if 0 <= k < len(self.code) else ""
@@ -148,7 +149,11 @@ class Translation:
             elif text in UNSUPPORTED:
                 raise self.error(k, UNSUPPORTED[text])
             elif text == "__global__":
-                self.note_template(k)
+                self.note_kernel(k)
+            elif text == "__launch_bounds__":
+                self.launch_bounds(k)
+            elif text in ("blockDim", "gridDim"):
+                self.dimensions(k)
             elif text == "__grid_constant__":
                 self.grid_constant(k)
             elif text.endswith("_smem"):
@@ -168,18 +173,50 @@ class Translation:
 
     # ---- kernel<<<grid, block, bytes, stream>>>(arguments)
 
-    def note_template(self, k: int) -> None:
-        """Remembers the name of a kernel template: a launch without all its arguments deduces them."""
+    def note_kernel(self, k: int) -> None:
+        """Remembers how many template arguments a launch has to name; with fewer, it deduces the others. A function of which
+        arguments have defaults is never known by its name alone."""
         begin = k
         while self.text(begin - 1) not in ("", ";", "}", "{"):
             begin -= 1
-        if "template" not in (self.text(j) for j in range(begin, k)):
-            return
+        needed = 0.0
+        if self.text(begin) == "template":
+            try:
+                parts = [{*map(self.text, range(*part))} for part in self.parts_in_angles(begin + 1)]
+                needed = max((n for n, part in enumerate(parts, 1) if not part & {"=", "."}), default=1)
+            except TranslationError:  # a '<' may compare
+                needed = math.inf
         while not (self.text(k + 1) == "(" and self.text(k) not in ("__launch_bounds__", "__maxnreg__", "alignas")):
             k = self.closing(k) + 1 if self.text(k) in BRACKETS else k + 1
             if k >= len(self.code):
                 return
-        self.templates.add(self.text(k))
+        if any(
+            self.text(j) == "=" and self.text(j - 1) not in ("=", "<", ">", "!") for j in range(k, self.closing(k + 1))
+        ):
+            needed = math.inf
+        self.needs[self.text(k)] = max(self.needs.get(self.text(k), 0), needed)
+
+    def launch_bounds(self, k: int) -> None:
+        """The body of the kernel begins with them, where C++ knows its template's arguments."""
+        last = self.closing(k + 1)
+        body = last + 1
+        while self.text(body) not in ("{", ";", ""):
+            body = (self.closing(body) if self.text(body) in BRACKETS else body) + 1
+        if self.text(body) == "{":
+            self.put(body, f"{{ ::emu::launch_bounds{self.verbatim(k + 1, last + 1)};")
+
+    def dimensions(self, k: int) -> None:
+        """``dim3 blockDim(32);`` of a launcher: CUDA's own is a macro here, so this one gets another name where it is seen."""
+        if self.text(k - 1 - (self.text(k - 1) == "&")) != "dim3" and self.text(k + 1) not in ("(", "{", "="):
+            return
+        name, depth, end = self.text(k), 0, k
+        while end < len(self.code) and depth >= 0:
+            if self.text(end) == name and self.text(end - 1) not in (".", "->", "::"):
+                self.put(end, f"emu_{name}")
+            end += 1
+            depth += (self.text(end) in BRACKETS) - (self.text(end) in CLOSING)
+            if depth < 0 and self.text(end) == ")" and self.text(end + 1) == "{":  # it is a parameter
+                depth, end = 0, end + 1
 
     def launch(self, k: int) -> None:
         begin = self.callee(k)
@@ -194,11 +231,11 @@ class Translation:
             end += 1
         if self.text(end + 3) != "(":
             raise self.error(end, "'>>>' must be followed by the kernel's arguments")
-        kernel = self.text(begin)
-        if k - begin == 1 and kernel in self.templates:
-            kernel = f"[=](const auto &...emu_p) {{ {kernel}(emu_p...); }}"
-        self.put(begin, f'::emu::prepare("{name}", {kernel}')
-        self.put(k, ", ::emu::Shape(")
+        angle = self.opening(k - 1, "<", ">") if self.text(k - 1) == ">" else k
+        given = len(self.parts_in_angles(angle)) if angle < k else 0
+        called = given < self.needs.get(self.text(angle - 1), 0)
+        self.put(begin, f'::emu::prepare("{name}", {"[=](const auto &...emu_p) { " * called}{self.text(begin)}')
+        self.put(k, f"{'(emu_p...); }' * called}, ::emu::Shape(")
         self.put(end, "))")
         self.blank(end + 1, end + 3)
 
@@ -273,6 +310,8 @@ class Translation:
         if not self.in_function(begin):
             raise self.error(k, "the emulator takes __shared__ declarations inside functions only")
         words = [j for j in range(begin, end) if self.text(j) not in ("__shared__", "static")]
+        if not words:
+            raise self.error(k, "the emulator takes __shared__ only with the variable that it declares")
         if "extern" in (self.text(j) for j in words):
             self.dynamic_array(begin, end, [j for j in words if self.text(j) != "extern"])
         else:
@@ -370,7 +409,7 @@ class Translation:
 
     def static_variables(self, begin: int, end: int, words: list[int]) -> None:
         """Each variable becomes the one member of a struct, which C++ lets us declare with the reader's own words."""
-        commas, name, i = [], None, 0
+        commas, name, star, i = [], None, None, 0
         while i < len(words):
             text = self.text(words[i])
             if text == ",":
@@ -378,17 +417,22 @@ class Translation:
             elif text == "=":
                 raise self.error(words[i], "__shared__ variables can't be initialised")
             elif text in BRACKETS or (text == "<" and not commas):
-                if text == "[" and name is None and not commas:
-                    name = i - 1  # of the first variable: what stands before it is the type of all
+                if text == "[" and self.text(words[i] + 1) != "[" and name is None and not commas:
+                    name = i - 1  # of the first variable: what stands before it, but for '*', is the type of all
                 stop = self.closing(words[i]) if text in BRACKETS else self.closing_angle(words[i])
-                while words[i] != stop:
+                while i + 1 < len(words) and words[i] != stop:
                     i += 1
+            elif text == "*" and star is None and not commas:
+                star = i
             i += 1
         name = (commas or [len(words)])[0] - 1 if name is None else name
+        name = name if star is None else min(name, star)
         specifiers = self.joined(words[:name])
         out = []
         for first, last in zip([name, *(c + 1 for c in commas)], [*commas, len(words)], strict=True):
-            declarator, variable = self.joined(words[first:last]), self.text(words[first])
+            declarator = self.joined(words[first:last])
+            names = (self.text(j) for j in words[first:last] if self.text(j) not in ("*", "const", "volatile"))
+            variable = next(names, "")
             self.declared += 1
             holder = f"emu_shared_{self.macro}{self.declared}"
             out.append(
@@ -494,6 +538,20 @@ class Translation:
                 first = k + 1
             k += 1
         return [*found, (first, end)] if end > begin else []
+
+    def parts_in_angles(self, k: int) -> list[tuple[int, int]]:
+        """The token ranges between the commas of the template's list that opens at ``k``."""
+        found, first, j, end = [], k + 1, k + 1, self.closing_angle(k)
+        while j < end:
+            if self.text(j) in BRACKETS:
+                j = self.closing(j)
+            elif self.text(j) == "<":
+                j = self.closing_angle(j)
+            elif self.text(j) == ",":
+                found.append((first, j))
+                first = j + 1
+            j += 1
+        return [*found, (first, end)] if end > k + 1 else []
 
     def verbatim(self, begin: int, end: int) -> str:
         """The code from token ``begin`` up to ``end`` as it was written, on one line and without comments."""

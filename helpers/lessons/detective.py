@@ -41,6 +41,7 @@ from .handed import BLANK
 from .inputs import Draw, instance
 from .inputs import draw as drawn
 from .progress import keep, solved
+from .regions import code as bare
 
 MOST_LINES = 8  # that a fix may change
 ORDERS = (0, 5, 9, 13)  # of threads: the emulator's own, and three others
@@ -219,7 +220,7 @@ class Opened:
                 found |= set(range(j1 + 1, j2 + 1))
         return found
 
-    def diagnose(self, line: int | None, mechanism: str) -> str:
+    def diagnose(self, line: int | str | None, mechanism: str) -> str:
         """What is wrong with a diagnosis, in a sentence; empty if it is right.
 
         line: of the broken file; where a line is missing, the one before or behind. mechanism: a key of MECHANISMS.
@@ -229,7 +230,7 @@ class Opened:
         if mechanism not in MECHANISMS:
             return f"{mechanism!r} is no mechanism; there are {', '.join(MECHANISMS)}"
         if not isinstance(line, int) or isinstance(line, bool) or not 1 <= line <= len(self._texts[1]):
-            return f"line is a number from 1 to {len(self._texts[1])}"
+            return f"line is a number from 1 to {len(self._texts[1])}, not {line!r}"
         place, way = line in self._lines, self.case.is_mechanism(mechanism)
         if place and way:
             return ""
@@ -252,14 +253,16 @@ class Opened:
         return self.edited("\n".join(made))
 
     def edited(self, text: str) -> Rung:
-        """The same of a whole text that a reader has edited. ValueError if more than MOST_LINES of its lines are others."""
-        lines = text.splitlines()
-        changes = difflib.SequenceMatcher(None, self._texts[1], lines, autojunk=False).get_opcodes()
+        """The same of a whole text that a reader has edited, with the case's own header block: comments above the code, such as a name,
+        count for nothing, and the code keeps its lines. ValueError if more than MOST_LINES of its lines are others."""
+        lines, broken = text.splitlines(), self._texts[1]
+        at, begin = _above(lines), _above(broken)
+        changes = difflib.SequenceMatcher(None, broken[begin:], lines[at:], autojunk=False).get_opcodes()
         if (count := sum(max(i2 - i1, j2 - j1) for tag, i1, i2, j1, j2 in changes if tag != "equal")) > MOST_LINES:
             raise ValueError(f"the fix changes {count} lines; {MOST_LINES} are enough for every case")
         if not count:
             raise ValueError("nothing is fixed yet")
-        return self._parsed(lines)
+        return self._parsed([*broken[:begin], *[""] * (at - begin), *lines[at:]])
 
     def fault(self, rung: Rung) -> str:
         """What is still wrong with a fixed kernel, in a sentence: on every input, in other orders of threads, and to the X-ray."""
@@ -464,6 +467,11 @@ def _silent(lines: list[str]) -> list[str]:
     return [line for line, was in zip(bare, lines) if not was.strip() or line.strip() not in ("", ";")]
 
 
+def _above(lines: list[str]) -> int:
+    """How many lines stand above the first line of code."""
+    return next((n for n, line in enumerate(bare("\n".join(lines)).split("\n")) if line.strip()), len(lines))
+
+
 def _code_before(lines: list[str], at: int) -> int:
     """The number of the last line of code in front of index `at`."""
     return next((n for n in range(at, 0, -1) if lines[n - 1].partition("//")[0].strip()), 1)
@@ -486,10 +494,10 @@ def page(n: int) -> str:
 
 @dataclass(frozen=True)
 class Handed:
-    """A case's file, read: the diagnosis and the text without it."""
+    """A case's file, read: the diagnosis and the text without it. line: as it is written there, if that is no number."""
 
     n: int
-    line: int | None
+    line: int | str | None
     mechanism: str
     text: str
 
@@ -500,9 +508,10 @@ def read(text: str) -> Handed | None:
         return None
     end = text[head.start() :]
     line, mechanism = (re.search(_FIELD.format(key), end, re.MULTILINE) for key in ("line", "mechanism"))
-    number = re.fullmatch("(?:line )?([0-9]{1,6})", line[1]) if line else None
+    number = re.fullmatch(r"(?:line )?([0-9]{1,6})\.?", line[1]) if line else None
+    given = int(number[1]) if number else (line and line[1][:40]) or None
     name = mechanism[1].strip("`'\" ").lower() if mechanism else ""
-    return Handed(int(head[1]), int(number[1]) if number else None, name, text[: head.start()].rstrip("\n"))
+    return Handed(int(head[1]), given, name, text[: head.start()].rstrip("\n"))
 
 
 def attempt(handed: Handed) -> tuple[bool, str]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..ladder.instances import of_head_dimension, single
 from ..ladder.rung import Rung
 from ..run import merging
-from ..run.reference import DTYPES, Case
+from ..run.reference import DTYPES, Case, by_head, hide, moved
 
 ANY_D = (24, 40, 64)  # for rungs that take any head dimension
 SLOW = "22_backward_fp32"  # on an emulator, with D = 128
@@ -107,9 +107,9 @@ class _Dice:
 
 def _attention(draw: Draw) -> Iterator[Case]:
     dice = _Dice(draw)
-    for case in itertools.chain(_plain(dice), _features(dice, draw.rung.features), _persistent(dice, draw.rung)):
-        kind = dice.dtype
-        yield replace(case, **{name: getattr(case, name).to(kind) for name in "qkv"})
+    parts = _plain(dice), _features(dice, draw.rung.features), _persistent(dice, draw.rung), _hidden(dice)
+    for case in itertools.chain(*parts):
+        yield replace(case, **{name: moved(getattr(case, name), dice.dtype, "cpu") for name in "qkv"})
 
 
 def _plain(dice: _Dice) -> Iterator[Case]:
@@ -133,8 +133,9 @@ def _plain(dice: _Dice) -> Iterator[Case]:
     q[..., 0], k[..., 0] = 1.0, -1000 * D**0.5
     yield Case("scores about -1000", q, k, v)
     Nk = about(70)
-    q, k, v = (dice.randn(2, n, 3, D).transpose(1, 2) for n in (about(40), Nk, Nk))
-    yield Case("strided (B,N,H,D)", q, k, v)
+    q, k, v = (dice.randn(2, n, 3, D) for n in (about(40), Nk, Nk))
+    q, v = (torch.cat((x, x), 2)[:, :, :3] for x in (q, v))  # room behind each token: not the strides of K, nor of O
+    yield Case("strided (B,N,H,D)", *(x.transpose(1, 2) for x in (q, k, v)))
     yield Case("many tiles", *qkv(8, about(300 if dice.dtype == torch.float32 else 700), H=1))
     q, k, v = qkv(about(20), about(200), H=1)
     q[..., 0], k[:, :, 3, 0] = 30.0, 40.0
@@ -179,6 +180,12 @@ def _persistent(dice: _Dice, rung: Rung) -> Iterator[Case]:
         yield Case("three query tiles for a CTA", *dice.qkv(64, 32, H=400))
 
 
+def _hidden(dice: _Dice) -> Iterator[Case]:
+    q, k, v = dice.qkv(dice.about(40), dice.about(200))
+    hide(q, k)
+    yield Case("keys of -inf, and rows of nothing else", q, k, v)
+
+
 def _backward(draw: Draw) -> Iterator[Case]:
     dice, features = _Dice(draw), draw.rung.features
     kept = (
@@ -194,9 +201,10 @@ def _backward(draw: Draw) -> Iterator[Case]:
     )
     plain = (case for case in _plain(dice) if case.name.startswith(kept))
     for case in itertools.chain(plain, _features(dice, features)):
-        kind = dice.dtype
-        case = replace(case, **{name: getattr(case, name).to(kind) for name in "qkv"})
-        yield replace(case, name=case.name.partition(":")[0], do=dice.randn(*case.q.shape).to(kind))
+        kind, do = dice.dtype, dice.randn(*case.q.shape)
+        there = {name: moved(getattr(case, name), kind, "cpu") for name in "qkv"}
+        there["do"] = (by_head(do) if case.name.startswith("strided") else do).to(kind)
+        yield replace(case, name=case.name.partition(":")[0], **there)
     if "deterministic" in features:
         q, k, v = (x.to(dice.dtype) for x in dice.qkv(dice.about(130), dice.about(290)))
         do = dice.randn(*q.shape).to(dice.dtype)

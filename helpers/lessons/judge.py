@@ -46,6 +46,7 @@ UNTRACED = (
     "scores about",
     "strided",
     "few keys",
+    "keys of -inf",
 )
 MOST_FINDINGS = 20
 # The tensors that a call is given; others are a workspace.

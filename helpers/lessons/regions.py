@@ -17,9 +17,10 @@ from ..ladder.show import MARKER, regions
 from . import handed
 
 # What an answer opens with: `%%region RUNG REGION .. -> NAME` a cell, `// region: RUNG REGION ..` a file. All of the line is matched, and
-# blank lines above it, which IPython drops.
+# above it blank lines, which IPython drops, and comments, such as a name. A line may end in \r\n.
 _HEAD = re.compile(
-    r"(?:\s*\n)?(?P<mark>%%region[ \t]|// *region:)[ \t]*(?P<rung>\S+)[ \t]+(?P<regions>[^\n]+?)(?:[ \t]*->[ \t]*\w+)?[ \t]*(?:\n|\Z)"
+    r"(?:[^\S\n]*(?://(?! *region:)[^\n]*)?\n)*(?P<mark>%%region[^\S\n]|// *region:)[^\S\n]*(?P<rung>\S+)[^\S\n]+"
+    r"(?P<regions>\S+?(?:[^\S\n]+\S+?)*?)(?:[^\S\n]*->[^\S\n]*\w+)?[^\S\n]*(?:\n|\Z)"
 )
 WHOLE = "kernel"  # the region that is the whole rung, but for its header block
 # A number is a word, since the marks in 1'000 quote nothing.
@@ -40,7 +41,7 @@ class RegionError(ValueError):
 
 @dataclass(frozen=True)
 class Head:
-    """The first line of an answer, with blank lines above it: the rung and its regions as they are written there, and what follows."""
+    """The first line of an answer, with what stands above it: the rung and its regions as they are written there, and what follows."""
 
     line: str
     rung: str

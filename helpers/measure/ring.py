@@ -121,7 +121,7 @@ def record_ring(
 
 def save_largest(found: dict, known: dict) -> None:
     """Records what run_largest found, under these conditions of one of the GPUs."""
-    known = known | {"device": f"{known['device'].partition(' x')[0]} x{found['ranks']}"}
+    known = known | {"device": f"{known['device']} x{found['ranks']}"}
     extra = {"method": " ".join(run_largest.__doc__.split())}
     record.save(STEM, "ring_largest", pd.DataFrame([found]), known=known, rungs=[STEM, HOPPER[0]], extra=extra)
 

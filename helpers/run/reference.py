@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..ladder.contract import TORCH_NAMES
+from ..ladder.contract import TORCH_NAMES, room
+from ..ladder.rung import Rung
 from .families import FAMILIES
 
 CHUNK = 1 << 25  # elements of S held at a time: 256 MB in float64
@@ -229,13 +230,14 @@ class Case:
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        """The tensors a kernel is called with, in order. A backward pass gets O and LSE as plain PyTorch computes them."""
+        """The tensors a kernel is called with, in order. A backward pass gets O and LSE as plain PyTorch computes them, O where a
+        forward pass puts it."""
         if self.s is not None:
             return (self.s,)
         if self.do is None:
             return (self.q, self.k, self.v)
         o, lse = same_precision(self.q, self.k, self.v, self.scale, self.causal, self.window)
-        return (self.q, self.k, self.v, o, lse, self.do)
+        return (self.q, self.k, self.v, room(self.q).copy_(o), lse, self.do)
 
     @property
     def options(self) -> dict:
@@ -244,13 +246,14 @@ class Case:
         return {name: value for name in names if (value := getattr(self, name)) is not None and value is not False}
 
     def empty_outputs(self, fill: float = torch.nan) -> tuple[Tensor, ...]:
-        """O (or P) and LSE, or dQ, dK, dV, of this case's shapes, full of `fill`."""
+        """O (or P) and LSE, or dQ, dK, dV, of this case's shapes and with the strides of a call without `out`, full of `fill`."""
         if self.do is not None:
-            return tuple(torch.full(x.shape, fill, dtype=x.dtype, device=x.device) for x in (self.q, self.k, self.v))
-        first = self.q if self.s is None else self.s
-        skip = 0 if self.s is None else self.s.storage_offset()  # P starts where S does in its memory
-        o = torch.full((skip + first.numel(),), fill, dtype=first.dtype, device=first.device)[skip:].view(first.shape)
-        return o, torch.full(first.shape[:-1], fill, dtype=torch.float32, device=first.device)
+            return tuple(room(x).fill_(fill) for x in (self.q, self.k, self.v))
+        if self.s is None:
+            return room(self.q).fill_(fill), self.q.new_full(self.q.shape[:3], fill, dtype=torch.float32)
+        skip = self.s.storage_offset()  # P starts where S does in its memory
+        p = self.s.new_full((skip + self.s.numel(),), fill)[skip:].view(self.s.shape)
+        return p, self.s.new_full(self.s.shape[:-1], fill, dtype=torch.float32)
 
     def exact(self) -> tuple[Tensor, ...]:
         """The float64 answer."""
@@ -365,7 +368,8 @@ def cases(rung=None, device: str | torch.device = "cpu", size: str = "small") ->
     rung: anything with `op`, `dtypes` and `D` (a Rung; an empty or missing `D` allows any); None: float32 attention.
     size: "small" has up to 700 keys (a softmax has rows of up to 32,771) and runs on the emulator in seconds; "full" is for a GPU and adds long rows, more heads
     than a grid dimension holds (65 535) and larger batches.
-    Attention scores stay below 1e8: past that a rounded maximum is so far off that an fp16 P overflows in 13 and up. Softmax scores are finite or −inf, and a row may be −inf throughout.
+    Attention scores stay below 1e8: past that a rounded maximum is so far off that an fp16 P overflows in 13 and up. Softmax scores are finite or −inf, and a row may be
+    −inf throughout; one case of a Rung's attention has such rows, too, but none of an implementation's in another language.
     Raises ValueError for another size or an operation other than attention, its backward pass and softmax.
     """
     if size not in ("small", "full"):
@@ -383,6 +387,8 @@ def cases(rung=None, device: str | torch.device = "cpu", size: str = "small") ->
             forward = itertools.chain(_attention_cases(D, size, DTYPES[name]), _model_cases(D, size, features))
             if name != "fp32":
                 forward = itertools.chain(forward, _family_cases(D, size, features, name))
+            if isinstance(rung, Rung) and op == "attention":
+                forward = itertools.chain(forward, _hidden_cases(D))
             made = forward if op == "attention" else _with_gradient(forward)
         suffix = "" if len(dtypes) == 1 else f", {name}"
         for case in made:
@@ -484,12 +490,37 @@ def _attention_cases(D: tuple[int, ...], size: str, dtype: torch.dtype) -> Itera
 
 
 def _with_gradient(made: Iterator[Case]) -> Iterator[Case]:
-    """The attention cases with a gradient of O to go back from."""
+    """The attention cases with a gradient of O to go back from, of strides that neither q nor O has where q, k or v is strided."""
     for seed, case in enumerate(made, 1000):
         if case.q.shape[2] * case.k.shape[2] * case.q.shape[0] * case.q.shape[1] > CHUNK:
             continue  # the reference forms S whole
         generator = torch.Generator().manual_seed(seed)
-        yield replace(case, do=torch.randn(case.q.shape, generator=generator))
+        do = torch.randn(case.q.shape, generator=generator)
+        whole = all(x.is_contiguous() for x in (case.q, case.k, case.v))
+        yield replace(case, do=do if whole else by_head(do))
+
+
+def by_head(x: Tensor) -> Tensor:
+    """x (B,H,N,D), in memory as (H,B,N,D): a layout that no call gives O."""
+    return x.transpose(0, 1).contiguous().transpose(0, 1)
+
+
+def hide(q: Tensor, k: Tensor) -> None:
+    """Changes q (B,H,Nq,D) and k (B,H,Nk,D) so that scores are -inf, and none NaN: three quarters of the keys, the first ones in even
+    heads and the last ones in odd heads; and of every seventh query all."""
+    most = 3 * k.shape[2] // 4
+    q[..., 0] = k[..., 1] = 1.0
+    k[:, ::2, :most, 0] = k[:, 1::2, -most:, 0] = -torch.inf
+    q[:, :, ::7, 1] = -torch.inf
+
+
+def _hidden_cases(D: tuple[int, ...]) -> Iterator[Case]:
+    """Whole tiles of scores of -inf, before and behind others."""
+    d = 64 if 64 in D else D[0]
+    generator = torch.Generator().manual_seed(900)
+    q, k, v = (torch.randn(1, 2, n, d, generator=generator) for n in (40, 200, 200))
+    hide(q, k)
+    yield Case("keys of -inf, rows fully masked", q, k, v)
 
 
 def _model_cases(D: tuple[int, ...], size: str, features: tuple[str, ...]) -> Iterator[Case]:

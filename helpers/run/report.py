@@ -190,7 +190,8 @@ def _ranges(indices: np.ndarray, size: int) -> str:
         return f"{indices[0]}, {indices[1]} … {indices[-1]} (step {steps[0]})"
     runs = np.split(indices, np.flatnonzero(steps > 1) + 1)
     words = [f"{r[0]}" if len(r) == 1 else f"{r[0]}–{r[-1]}" for r in runs]
-    return ", ".join(words[:4]) + (f" and {len(words) - 4} more runs" if len(words) > 4 else "")
+    more = len(words) - 4
+    return ", ".join(words[:4]) + (f" and {more} more run{'s' * (more > 1)}" if more > 0 else "")
 
 
 def _axes(wrong: np.ndarray, output: str) -> tuple[str, ...]:

@@ -571,7 +571,7 @@ hint("02.1")
 # %% [markdown]
 # ### Task 02.2 · A merge of many threads
 #
-# The butterfly within a warp, then through shared memory. You learn which exchanges need a barrier and which must not have one. With a barrier too few the result may still be right; the X-ray calls it a race.
+# The butterfly within a warp, then through shared memory. You learn which exchanges need a barrier and which must not have one. With one too few the result may still be right; the X-ray calls it a race. Judged step by step, short rows first.
 
 # %%
 blank("02", "merge_threads")
@@ -592,7 +592,7 @@ hint("02.2")
 # %% [markdown]
 # ### Task 02.3 · The softmax in registers
 #
-# Put the parts together: load once, summarise, merge, write. Judged step by step, short rows first.
+# Put the parts together: load once, summarise, merge, write. Judged like 02.2.
 
 # %%
 blank("02", "softmax")

@@ -481,7 +481,7 @@ def foreseen():
     for N, guess in {32: o_32, 64: o_64}.items():
         q, one = torch.randn(1, 1, N, 64, device=device), torch.ones(1, 1, N, 64, device=device)
         o = forgetful(q, 0 * one, one)[0]
-        assert (o - float(guess)).abs().max() < 1e-3, f"N = {N}: not {guess}"
+        assert guess is not None and (o - float(guess)).abs().max() < 6e-4, f"N = {N}: not {guess}"
     return True
 
 
@@ -502,7 +502,7 @@ exercise.verify("3.1", foreseen)
 # %% [markdown]
 # ### Exercise 3.2 · Size a tile
 #
-# Write two functions of the tile: the shared memory of a CTA in bytes, as the kernel lays it out, and the bytes that threads request of one head's $Q$, $K$, $V$ and $O$ (leave out $m$, $l$ and LSE). The check compares the first with the three tiles of the header block. For the second it edits the kernel to $B_r = 32$, $B_c = 64$ and counts.
+# Write two functions of the tile: the shared memory of a CTA in bytes, as the kernel lays it out, and the bytes that threads request of one head's $Q$, $K$, $V$ and $O$ (leave out $m$, $l$ and LSE). The check compares the first with the three tiles of the header block and one of $B_c = 64$. For the second it edits the kernel to $B_r = 32$, with $B_c = 32$ and 64, and counts.
 #
 # <details><summary>Hint</summary>
 #
@@ -521,9 +521,9 @@ def hbm_bytes(N, d, Br, Bc):
 
 
 # %%
-def requested(N, d):
-    """Bytes that the kernel requests for one head's Q, K, V and O, edited to Br = 32, Bc = 64."""
-    edited = rung("03_fa1_fp32").replace("Bc = 32;", "Bc = 64;").replace("d == 128 ? 32 : 64", "32")
+def requested(N, d, Bc):
+    """Bytes that the kernel requests for one head's Q, K, V and O, edited to Br = 32 and this Bc."""
+    edited = rung("03_fa1_fp32").replace("Bc = 32;", f"Bc = {Bc};").replace("d == 128 ? 32 : 64", "32")
     moved = traffic(load(source=edited, device="cpu", quiet=True), *torch.randn(3, 1, 1, N, d))
     return int((moved.bytes_read + moved.bytes_written)[["Q", "K", "V", "O"]].sum())
 
@@ -531,14 +531,14 @@ def requested(N, d):
 # %%
 def sized():
     tiles = re.findall(r"D=(\d+): +Br=(\d+) Bc=(\d+) .*smem=(\d+) KB", rung("03_fa1_fp32").tiles)  # the header block
-    for d, Br, Bc, kb in (map(int, tile) for tile in tiles):
+    for d, Br, Bc, kb in (map(int, tile) for tile in [*tiles, (64, 32, 64, 51)]):
         told = (smem_bytes(d, Br, Bc) or 0) / 1024
         words = f"smem_bytes({d}, {Br}, {Bc}) gives {told:.4g} KB, and the kernel takes {kb} KB"
         assert told == kb, f"{words}: go through the arrays one by one, rows with their padding"
-    for N, d in ((200, 64), (70, 32)):
+    for N, d, Bc in ((200, 64, 32), (70, 32, 64)):
         one = 4 * N * d  # bytes of a pass over one tensor
-        told, seen = (hbm_bytes(N, d, 32, 64) or 0) / one, requested(N, d) / one
-        words = f"hbm_bytes({N}, {d}, 32, 64) is {told:.4g} times a tensor's {one:,} bytes, counted were {seen:.4g}"
+        told, seen = (hbm_bytes(N, d, 32, Bc) or 0) / one, requested(N, d, Bc) / one
+        words = f"hbm_bytes({N}, {d}, 32, {Bc}) is {told:.4g} times a tensor's {one:,} bytes, counted were {seen:.4g}"
         assert told == seen, f"{words}: which tensor is read or written how often?"
     return len(tiles) == 3
 

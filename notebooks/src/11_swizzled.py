@@ -334,7 +334,7 @@ exercise.verify("11.4", unharmed)
 # %% [markdown]
 # ### Exercise 11.5 · A row of 12 chunks
 #
-# Some models have heads of $d = 96$, rows of 12 chunks. Write the swizzle: it permutes each row, and eight chunks read or stored at once never conflict.
+# Some models have heads of $d = 96$, rows of 12 chunks. Write the swizzle: it permutes each row, and neither reads nor stores conflict. Eight chunks are read at once: the same one of eight neighbouring rows, from a multiple of 8 on; and eight are stored at once: consecutive ones of the tile, row after row, from a multiple of 8 on.
 
 
 # %%
@@ -347,12 +347,14 @@ def place96(row, chunk):
 # %%
 def swizzled96():
     for row in range(64):
-        assert sorted(place96(row, c) for c in range(12)) == list(range(12)), f"row {row}: not a permutation of 0..11"
-    for c in range(12):
-        columns = [(12 * row + place96(row, c)) % 8 for row in range(8)]
-        assert len(set(columns)) == 8, f"chunk {c} of eight rows lies in only {len(set(columns))} columns of banks"
-    stored = [(12 * row + place96(row, c)) % 8 for row in range(8) for c in range(12)]
-    assert all(len(set(stored[i : i + 8])) == 8 for i in range(0, 96, 8)), "eight chunks stored at once share columns"
+        assert {place96(row, c) for c in range(12)} == {*range(12)}, f"row {row}: not a permutation of 0..11"
+    for top in range(0, 64, 8):
+        where = f"rows {top} to {top + 7}"
+        rows = [[(12 * row + place96(row, c)) % 8 for c in range(12)] for row in range(top, top + 8)]
+        for c, columns in enumerate(zip(*rows)):
+            assert len(set(columns)) == 8, f"chunk {c} of {where} lies in only {len(set(columns))} columns of banks"
+        stored = sum(rows, [])
+        assert all(len(set(stored[i : i + 8])) == 8 for i in range(0, 96, 8)), f"eight chunks of {where} share columns"
     return True
 
 

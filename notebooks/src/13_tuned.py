@@ -511,6 +511,7 @@ S_and_P_at_least = {64: None, 32: None}
 
 # %%
 def counted():
+    assert isinstance(arrays, dict) and isinstance(S_and_P_at_least, dict), "give two dicts: Bc -> registers"
     for Bc in (64, 32):
         S, P, O, rest = Bc // 8 * 8, Bc // 16 * 8, 128 // 8 * 8, 3 * 4 + 8
         assert arrays[Bc] == S + P + O + rest, f"arrays: not {arrays[Bc]} at Bc = {Bc}"

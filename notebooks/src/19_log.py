@@ -108,6 +108,17 @@ with pd.option_context("display.max_rows", None):
 #
 # None is faster, and none stayed.
 #
+# **Turns.** The tensor cores rest for a third of the time, in part because both warps of a scheduler may form exponentials at once. Tried later: one CTA of eight warps, $B_r = 256$, three stages (four at $d = 64$). Two groups of four warps multiply in turn, at named barriers: a group waits for its turn before the products of $O$ and passes it on within those of the next $S$. The barriers take the place of `__syncthreads()`. Predicted: 10 % faster. Time of the rung over the draft's, on random numbers and *Q × 4* (fp16, an H200, two runs, without a record):
+#
+# | turn passed on | $N$ | $d = 64$ | $d = 128$ |
+# |---|--:|--:|--:|
+# | half-way through $S$ | 512 | 0.95 to 0.96 | 0.96 to 0.97 |
+# | | 1024 | 0.99 to 1.00 | 0.99 to 1.00 |
+# | | 4096, 16384 | 0.98 to 1.05 | 1.00 to 1.05 |
+# | after $S$ | 1024 to 16384 | 0.88 to 1.00 | 0.94 to 1.01 |
+#
+# One warp alone can't keep the tensor cores busy, as it waits for `ldmatrix`; so the turns must overlap. And no second CTA computes while the first one starts or writes $O$, which short inputs feel. It did not stay. [32](32_ping_pong.ipynb) takes turns where the operands need no `ldmatrix`, and one CTA goes on to the next tile.
+#
 # ## What the card can do
 #
 # From the conditions of the same record:

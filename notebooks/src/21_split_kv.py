@@ -502,6 +502,7 @@ def as_the_rung_does():
     for name, Nq, D in (("a", 1, 128), ("b", 8, 128), ("c", 1, 64)):
         tiles = -(-Nq * (32 // 8) // 16)
         n = fewest_pieces(2 * 8 * tiles, 132 * kernel.rung.ctas(D), 32768 // 256)
+        assert by_hand[name] in range(1, 129), f"({name}): a whole number from 1 to 128, not {by_hand[name]!r}"
         assert by_hand[name] == n, f"({name}): {by_hand[name]} is not what the rung takes"
     return True
 

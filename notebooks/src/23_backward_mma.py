@@ -592,11 +592,12 @@ def other_way():
     rows = dict.fromkeys(("Q", "dO", "P", "dS"), "query") | {"K": "key", "V": "key"}  # a row of each tile
     sums = {"S = Q K^T": "d", "dP = dO V^T": "d", "dV = P^T dO": "query", "dK = dS^T Q": "query", "dQ = dS K": "key"}
     for product, k in sums.items():
-        names = [x.removesuffix("^T") for x in product.split(" = ")[1].split()]
-        for which, name, said in zip("AB", names, comes[product]):
+        names, said = [x.removesuffix("^T") for x in product.split(" = ")[1].split()], comes[product]
+        assert isinstance(said, tuple | list) and len(said) == 2, f"{product}: two words, for A and for B"
+        for which, name, word in zip("AB", names, said):
             fits = name in ("P", "dS") and k == "key" and which == "A"  # C's columns, the keys, in the place of k
             right = "registers" if fits else "trans" if rows[name] == k else "plain"
-            assert said == right, f"{product}, operand {which} ({name}): {said} is wrong"
+            assert word == right, f"{product}, operand {which} ({name}): {word} is wrong"
     return True
 
 
@@ -639,9 +640,9 @@ smem_kb, ctas, additions = 161, 1, 1
 # %%
 def smaller():
     kb = budget(128, Bc=64)["KB in all"]
-    assert smem_kb == kb, f"{smem_kb} KB is wrong: which of the four parts depend on Bc?"
-    assert ctas == 228 // (kb + 1), f"{ctas} CTAs is wrong"
-    assert additions == 128 / 64, f"{additions} times is wrong: how many tiles of keys add to a row of dQ?"
+    assert smem_kb == kb, f"{smem_kb!r} is wrong, in KB: which of the four parts depend on Bc?"
+    assert ctas == 228 // (kb + 1), f"{ctas!r} CTAs is wrong: how many times do {kb} KB and 1 KB on top fit into 228?"
+    assert additions == 128 / 64, f"{additions!r} times is wrong: how many tiles of keys add to a row of dQ?"
     return True
 
 

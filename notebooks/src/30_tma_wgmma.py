@@ -608,6 +608,7 @@ step6 = fragments.Descriptor(start=0x8000, leading=16, stride=1024, swizzle=128)
 
 # %%
 def finds_all():
+    step6.encode()  # ValueError if 64 bits can't say it
     for key in range(128):
         for k in range(16):
             panel, column = divmod(96 + k, 64)
@@ -633,7 +634,7 @@ exercise.verify("30.4", finds_all)
 # step6 = fragments.Descriptor(start=0x8000 + 128 * 128 + 2 * 32, leading=16, stride=1024, swizzle=128)
 # ```
 #
-# `fa::k_major_step(6, 128)` in bytes. The leading offset may be anything: with a swizzle as wide as the row it is not looked at.
+# `fa::k_major_step(6, 128)` in bytes. The leading offset may be any multiple of 16 below $2^{18}$: with a swizzle as wide as the row it is not looked at.
 #
 # </details>
 
@@ -663,8 +664,9 @@ def caught(Nk):
 
 # %%
 def smallest_is_right():
-    assert caught(smallest), f"at Nk = {smallest} it isn't caught yet"
-    assert not caught(smallest - 1), "it is caught at a smaller Nk already"
+    assert smallest in range(1, 1000), f"a whole number of keys below 1000, not {smallest!r}"
+    assert caught(int(smallest)), f"at Nk = {smallest} it isn't caught yet"
+    assert not caught(int(smallest) - 1), "it is caught at a smaller Nk already"
     return True
 
 

@@ -349,9 +349,10 @@ scopes = {
 
 # %%
 def small_enough():
-    right = ("gpu", "sys", "cta", "sys")
-    wrong = [words for words, answer in zip(scopes, right) if scopes[words] != answer]
-    assert not wrong, f"not yet: {wrong[0]}"
+    right = {"the CTAs of its GPU": "gpu", "another": "sys", "the consumers of its CTA": "cta", "the owner of K": "sys"}
+    for told, answer in right.items():
+        said = [scopes[words] for words in scopes if told in words]
+        assert said == [answer], f"not yet: to tell {told}"
     return True
 
 

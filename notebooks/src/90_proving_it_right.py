@@ -451,6 +451,7 @@ q, k, v = qkv(128)
 
 # %%
 def exposed():
+    assert all(x.isfinite().all() for x in (q, k, v)), "finite inputs"
     mine = Case("mine", q, k, v)
     assert check(right, [mine]).ok, "the right kernel fails on it too"
     assert not check(suspect, [mine]).ok, "the suspect passes it"

@@ -178,9 +178,10 @@ def constants() -> tuple[str, Launcher]:
     __constant__ float two[2] = {1, 2};
     namespace inner { __constant__ int three[3]; }
     __device__ float four[4];
+    __device__ int error;  // the C library has a function of that name
     static __device__ float five[5];
     """
-    body = "four[n / 16] = 4; five[n / 16] = 5; atomicAdd(four, 1.f);\n"
+    body = "error = 0; four[n / 16] = 4; five[n / 16] = 5; atomicAdd(four, 1.f);\n"
     body += "\n".join(
         f"if (a.H == {i}) {{\n{write} // here {i}.\n}}" for i, (write, _) in enumerate(CONSTANTS.values())
     )
@@ -484,6 +485,23 @@ def test_launches_that_cuda_refuses(shape, words):
     assert words in failure("out[0] = 1;", shape=shape)
 
 
+def test_launch_bounds_bound_the_threads_of_a_block():
+    before = """
+    template <int d> struct Tile { static constexpr int threads = d / 2, ctas = 2; };
+    template <int d, typename T> __global__ __launch_bounds__(Tile<d>::threads,
+                                                              Tile<d>::ctas) void bounded(T *out) {  // here
+      out[threadIdx.x + 16 * threadIdx.y] = d;
+    }"""
+    host = "bounded<64, float><<<1, dim3(16, a.H)>>>(static_cast<float*>(a.O));"
+    source = program("", before=before, launch=host)
+    launcher = build(source)
+    assert launch(launcher, torch.zeros(32), H=2).eq(64).all()
+    with pytest.raises(KernelError) as caught:
+        launch(launcher, torch.zeros(64), H=3)
+    said = "launch bounds in bounded<64, float>: a block has 48 threads, and __launch_bounds__ allows 32\n"
+    assert f"{FILE}:{line_of(source)}: {said}" in str(caught.value)
+
+
 def test_shared_memory_over_48_kb_needs_the_opt_in():
     opt_in = (
         "cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, {0}); kernel<<<1, 32, {0}>>>(a);"
@@ -525,6 +543,21 @@ def test_a_template_whose_arguments_are_deduced_may_have_the_most_that_its_file_
         launch(launcher, torch.zeros(1), H=1)
     with pytest.raises(KernelError, match="57344 bytes of dynamic shared memory asked for; 49152 are allowed without"):
         launch(build(program("", before=before, launch=host)), torch.zeros(1), H=0)
+
+
+def test_launches_of_every_kind():
+    before = """
+    __global__ void defaults(float *out, float by = 2) { out[threadIdx.x] += by; }
+    template <int d, class T> __global__ void part(T *out) { out[threadIdx.x] += d; }
+    namespace inner { template <class T> __global__ void part(T *out) { out[threadIdx.x] += 7; } }
+    __global__ void shape(float *out) { out[threadIdx.x] += gridDim.x + blockDim.x; }
+    void start(dim3 gridDim, dim3 blockDim, float *out) { shape<<<gridDim, blockDim>>>(out); }"""
+    host = """float *out = static_cast<float*>(a.O);
+    dim3 gridDim(1), blockDim = dim3(32);
+    defaults<<<gridDim, blockDim>>>(out); defaults<<<1, 32>>>(out, 3);
+    part<10><<<1, 32>>>(out); part<20, float><<<1, 32>>>(out); inner::part<<<1, 32>>>(out); start(gridDim, blockDim, out);"""
+    wanted = 2 + 3 + 10 + 20 + 7 + 33
+    assert launch(build(program("", before=before, launch=host)), torch.zeros(32)).tolist() == [wanted] * 32
 
 
 def test_a_failed_launch_is_seen_by_the_launcher_and_stops_what_follows():

@@ -86,6 +86,11 @@ RIGHT = {
     "a named barrier of a warp": "s[t] = t; fa::bar_sync(1 + t / 32, 32); x = s[t ^ 31]; __syncthreads(); s[t] = x; __syncthreads(); x = s[t ^ 32];",
     "arrive and sync": """if (t < 32) { s[t] = t; fa::bar_arrive(3, 64); fa::bar_sync(4, 64); x = s[63 - t]; }
       else { s[t] = t; fa::bar_sync(3, 64); x = s[63 - t]; fa::bar_arrive(4, 64); }""",
+    "barrier 0 on two lines": """s[t] = t; if (t < 32) { asm volatile("bar.sync 0, 64;" ::: "memory"); x = s[63 - t]; }
+      else {
+        asm volatile("bar.sync 0, 64;" ::: "memory"); x = s[63 - t]; }""",
+    "barrier 0, arrive and sync": """s[t] = t; if (t < 32) { asm volatile("bar.arrive 0, 64;" ::: "memory"); x = 63 - t; }
+      else { asm volatile("bar.sync 0, 64;" ::: "memory"); x = s[63 - t]; }""",
     "votes": """uint32_t any; const int q = t == 7;
       asm volatile("{ .reg .pred p, q; setp.ne.b32 q, %1, 0; barrier.cta.red.or.pred p, 2, 64, q; selp.u32 %0, 1, 0, p; }" : "=r"(any) : "r"(q));
       uint32_t count;

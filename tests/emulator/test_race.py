@@ -104,6 +104,10 @@ WRONG = {
     "an atomic and a look": (
         "__shared__ int s; if (t == 0) s = 0; __syncthreads(); if (t < 32) atomicAdd(&s, 1); // there\nelse x = s; // here", "race", "s, which thread", SYNCTHREADS,
     ),
+    "an atomic whose initialiser goes on to it": (
+        "__shared__ int s; if (t == 0)\ns = 0; // there\natomicAdd(&s, 1); // here\n__syncthreads(); x = s;",
+        "race", r"thread \d+ of block 0 writes s, which thread \d+ writes on line", SYNCTHREADS,
+    ),
     "vectors that overlap": (
         "__shared__ __align__(16) float s[256]; *reinterpret_cast<float4 *>(s + 4 * t) = {}; // there\nx = s[4 * (63 - t) + 3]; // here",
         "race", r"reads s\[\d+\], which", SYNCTHREADS,

@@ -21,6 +21,25 @@ def test_launch(cuda, kernel, shape):
     assert f", {kernel}, ::emu::Shape({shape}))(a);" in translate(cuda)
 
 
+@pytest.mark.parametrize(
+    ("declaration", "kernel", "called"),
+    [
+        ("template <class T> __global__ void k(T x);", "k", True),
+        ("template <class T> __global__ void k(T x);", "ns::k", True),
+        ("template <int d, class T> __global__ __launch_bounds__(d) void k(T x);", "k<64>", True),
+        ("template <int d, class T> __global__ void k(T x);", "k<64, Pair<A, B>>", False),
+        ("template <int d, bool b = false> __global__ void k(float x);", "k<64>", False),
+        ("template <int d = 64> __global__ void k(float x);", "k", True),
+        ("__global__ void k(float x, int n = 3);", "k", True),
+        ("template <int d> __global__ void k(std::enable_if_t<(d >= 64)> x);", "k<64>", False),
+        ("template <int d, bool b = d < 64> __global__ void k(float x);", "k<64>", True),
+    ],
+)
+def test_a_launch_that_leaves_arguments_out_calls_the_kernel(declaration, kernel, called):
+    said = f"[=](const auto &...emu_p) {{ {kernel}(emu_p...); }}" if called else kernel
+    assert f", {said}, ::emu::Shape(1, 2))(x);" in translate(f"{declaration} void f() {{ {kernel}<<<1, 2>>>(x); }}")
+
+
 def test_nested_template_arguments_are_no_launch():
     text = "std::vector<std::vector<std::vector<int>>> v; int y = x >>3 << 2;"
     assert translate(text) == text
@@ -58,6 +77,9 @@ def test_a_grid_constant_outside_of_parentheses_is_refused():
         ("__shared__ typename T::Storage storage;", "storage"),
         ("__shared__ union { float f[2]; int i; } u;", "u"),
         ("volatile __shared__ int flag;", "flag"),
+        ("[[maybe_unused]] __shared__ float a[2];", "a"),
+        ("__shared__ float a[4], *b, **const c, d;", "a b c d"),
+        ("__shared__ float *a, b;", "a b"),
         ("__shared__ float a[D >= 64 && !(D == 96) ? 1 : 2], b[N<<1];", "a b"),
     ],
 )
@@ -95,6 +117,7 @@ def test_shared_in_a_kernel_with_c_linkage():
     ("text", "words"),
     [
         ("void f() { __shared__ int x = 3; }", "initialised"),
+        ("#define SHARED __shared__", "only with the variable that it declares"),
         ("void f() {\n  extern __shared__ int x; }", "array of unknown length"),
         ("void f() { k<<<1, 2(a); }", "no '>>>'"),
         ("void f() { <<<1, 2>>>(a); }", "name of a kernel"),

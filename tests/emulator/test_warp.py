@@ -10,6 +10,7 @@ from helpers.emulator import Launcher
 
 LANE = torch.arange(32)
 FULL = "0xffffffffu"
+NOTHING = -1.0  # what was there before
 
 
 # Of each a body, the launch, and what the kernel writes. All stand in one program.
@@ -17,6 +18,12 @@ CASES = {
     "shuffle index wraps around": (
         f"out[threadIdx.x] = __shfl_sync({FULL}, threadIdx.x, 35) + 100 * __shfl_sync({FULL}, threadIdx.x, -1);",
         "1, 32", [3103] * 32,
+    ),
+    "shuffle distances wrap around": (
+        f"""const int t = threadIdx.x;
+    out[t] = __shfl_xor_sync({FULL}, t, 33) + 100 * __shfl_down_sync({FULL}, t, 33) + 10000 * __shfl_up_sync({FULL}, t, -1)
+        + 1000000 * (__shfl_down_sync({FULL}, t, -1) == (t == 0 ? 31 : t));""",
+        "1, 32", [(t ^ 1) + 100 * min(t + 1, 31) + 10000 * (t % 31) + 1000000 for t in range(32)],
     ),
     "butterfly sum of a warp": (
         f"float s = threadIdx.x; for (int d = 16; d; d /= 2) s += __shfl_xor_sync({FULL}, s, d); out[threadIdx.x] = s;",
@@ -77,6 +84,32 @@ CASES = {
         + 100000 * __syncthreads_or(t == 5) + 1000000 * __syncthreads_or(t == 500);""",
         "1, 96", [101032] * 96,
     ),
+    "a named barrier of a last warp that is not full": (
+        """__shared__ int x[48]; const int t = threadIdx.x; x[t] = t;
+    asm volatile("bar.sync 1, 64;" ::: "memory"); out[t] = x[47 - t];
+    asm volatile("bar.sync 1;" ::: "memory"); x[t] = out[t];
+    asm volatile("bar.sync 1;" ::: "memory"); out[t] = x[47 - t];""",
+        "1, 48", list(range(48)),
+    ),
+    "a named barrier of warps of which lanes have returned": (
+        """__shared__ int x[64]; const int t = threadIdx.x; x[t] = t; uint32_t all, count;
+    asm volatile("bar.arrive 2, 64;" ::: "memory"); if (t % 32 > 20) return;
+    asm volatile("{ .reg .pred p; setp.ge.s32 p, %2, 0; bar.red.and.pred p, 1, 64, p; selp.u32 %0, 1, 0, p;"
+                 "setp.eq.s32 p, %2, 7; bar.red.popc.u32 %1, 1, 64, p; }" : "=r"(all), "=r"(count) : "r"(t));
+    out[t] = x[t ^ 32] + 100 * all + 1000 * count;""",
+        "1, 64", [1100 + (t ^ 32) if t % 32 <= 20 else NOTHING for t in range(64)],
+    ),
+    "constants that are called as arrays in shared memory are": (
+        """constexpr int D_smem = 32; const int n_smem = D_smem + 8; __shared__ float x[n_smem]; x[threadIdx.x] = 5;
+    out[threadIdx.x] = x[threadIdx.x] + n_smem + (INT_MAX == 0x7fffffff);""",
+        "1, 32", [46] * 32,
+    ),
+    "shared variables of every declaration": (
+        """[[maybe_unused]] __shared__ float unused[32]; __shared__ float x[32], *p, y; __shared__ float *const *q, z;
+    if (threadIdx.x == 0) p = x + 1, q = &p, x[1] = 1, y = 2, z = 3;
+    __syncthreads(); out[threadIdx.x] = **q + 10 * y + 100 * z;""",
+        "1, 32", [321] * 32,
+    ),
     "dynamic shared memory is aligned and the blocks own": (
         """extern __shared__ __align__(1024) unsigned char smem[];
     float* x = reinterpret_cast<float*>(smem);
@@ -107,7 +140,7 @@ def all_cases() -> Launcher:
 @pytest.mark.parametrize("name", CASES)
 def test_each_thread_gets(name):
     wanted = CASES[name][2]
-    out = torch.full((len(wanted),), float("nan"))
+    out = torch.full((len(wanted),), NOTHING)
     assert launch(all_cases(), out, H=list(CASES).index(name)).tolist() == wanted
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -222,6 +223,15 @@ def test_a_foreign_file_is_checked_from_another_folder(capsys, tmp_path, monkeyp
     assert code == 1 and "mine: WRONG in" in out
 
 
+@pytest.mark.parametrize(("device", "size"), [("cpu", "small"), ("cuda", "full")])
+def test_a_gpu_is_given_the_full_set_of_cases(device, size, monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr("helpers.commands.check.loaded", lambda rung, _: SimpleNamespace(rung=rung, device=device))
+    monkeypatch.setattr(reference, "cases", lambda _, *which: asked.append(which) or [])
+    monkeypatch.setattr("helpers.run.check.check", lambda kernel, cases: SimpleNamespace(ok=not [*cases]))
+    assert run(capsys, "check", STEM)[0] == 0 and asked == [(device, size)]
+
+
 def test_an_xray_of_a_foreign_file_with_a_page(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, out, _ = run(capsys, "xray", foreign(tmp_path), *SMALL, "--dtype", "fp16", "--html", "x.html")
@@ -285,6 +295,16 @@ def test_inputs_suit_the_header_block():
     assert found == [(1, 2, 32, 64)] * 4 + [(1, 2, 32), (1, 2, 32, 64)] and options == {"causal": True, "window": 9}
 
 
+def test_O_and_LSE_of_a_backward_pass_are_those_under_its_mask():
+    from helpers.commands import _parser
+    from helpers.commands.arguments import described, inputs
+
+    arguments = _parser().parse_args(["xray", "22", "--causal", "--N", "32"])
+    (q, k, v, o, lse, _), _ = inputs(described(arguments), arguments, "cpu")
+    exact = reference.attention(q, k, v, causal=True)
+    assert all((x - y).abs().max() < 1e-5 for x, y in zip((o, lse), exact, strict=True))
+
+
 def test_a_file_without_a_header_block_takes_what_the_command_line_says(tmp_path):
     from helpers.commands import _parser
     from helpers.commands.arguments import described
@@ -295,6 +315,12 @@ def test_a_file_without_a_header_block_takes_what_the_command_line_says(tmp_path
     )
     rung = described(arguments)
     assert (rung.op, rung.dtypes, rung.features) == ("softmax", ("bf16",), ("causal", "splits"))
+
+
+def test_as_many_hints_are_told_as_are_asked_for(capsys):
+    for asked, told in (([], 1), ([1], 1), ([2], 2)):
+        code, out, _ = run(capsys, "exercise", "hint", "04.1", *asked)
+        assert code == 0 and out.count("hint ") == told
 
 
 # Errors
@@ -480,6 +506,12 @@ def test_the_sanitizer_records_or_only_builds(asked, capsys, tmp_path):
     assert run(capsys, *line, "--build", "--workers", "1")[0] == 0
     programs = tmp_path / "built"
     assert asked == [("record_on_gpu", ["04.*"], 8, 600.0, programs, None, 2), ("build_all", ["04.*"], 1, programs)]
+
+
+@pytest.mark.parametrize(("missed", "code"), [([], 0), (["04.1"], 1)])
+def test_a_seeded_bug_that_nothing_notices_gives_1(missed, code, monkeypatch, capsys):
+    monkeypatch.setattr("helpers.evidence.verdicts.record", lambda *_: missed)
+    assert run(capsys, "record", "verdicts")[0] == code
 
 
 def test_rungs_are_recorded_one_by_one_and_the_ceilings_with_all(asked, monkeypatch, capsys):

@@ -15,7 +15,22 @@ import pandas as pd
 import pytest
 import torch
 
-from helpers import KernelError, banks, checks, exercise, gpt, languages, load, museum, reference, rung, traffic, train
+from helpers import (
+    KernelError,
+    banks,
+    checks,
+    exercise,
+    fewest_pieces,
+    fragments,
+    gpt,
+    languages,
+    load,
+    museum,
+    reference,
+    rung,
+    traffic,
+    train,
+)
 from helpers.ladder.paths import NOTEBOOKS
 from helpers.lessons.course.exercises import exercises
 from helpers.run.report import Comparison
@@ -59,14 +74,20 @@ def test_3_2_says_what_was_given_beside_what_is_wanted(told):
 
     rows = "def smem_bytes(d, Br, Bc):\n    return 4 * (2 * Bc + 2 * Br) * (d + 4)"
     assert "smem_bytes(64, 64, 32) gives 51 KB, and the kernel takes 43 KB" in said(rows)
-    assert "(200, 64, 32, 64) is 4 times a tensor's 51,200 bytes, counted were 15" in said(
+    assert "(200, 64, 32, 32) is 4 times a tensor's 51,200 bytes, counted were 24" in said(
         "def hbm_bytes(N, d, Br, Bc):\n    return 16 * N * d"
     )
-    assert "hbm_bytes(70, " in said("def hbm_bytes(*tile):\n    return 15 * 4 * 200 * 64")
+    assert "hbm_bytes(70, " in said("def hbm_bytes(*tile):\n    return 24 * 4 * 200 * 64")
     more = "ours = smem_bytes\ndef smem_bytes(d, Br, Bc):\n    return ours(d, Br, Bc) + 4 * Br"  # an array more
     assert "smem_bytes(32, 64, 32) gives 27.25 KB, and the kernel takes 27 KB" in said(more)
     columns = "ours = hbm_bytes\ndef hbm_bytes(N, d, Br, Bc):\n    return ours(N, d, Br, d)"
-    assert "hbm_bytes(70, 32, 32, 64) is" in said(columns)
+    assert "hbm_bytes(200, 64, 32, 32) is" in said(columns)
+    for Bc, where in ((32, "70, 32, 32, 64"), (64, "200, 64, 32, 32")):
+        fixed = f"ours = hbm_bytes\ndef hbm_bytes(N, d, Br, Bc):\n    return ours(N, d, Br, {Bc})"
+        assert f"hbm_bytes({where}) is" in said(fixed)
+    for fixed, kb in (("ours(d, Br, 32)", 30), ("{32: 27, 64: 43, 128: 54}[d] * 1024", 43)):
+        smem = f"ours = smem_bytes\ndef smem_bytes(d, Br, Bc):\n    return {fixed}"
+        assert f"smem_bytes(64, 32, 64) gives {kb} KB, and the kernel takes 51 KB" in said(smem)
     assert said("") == "Exercise 3.2: solved\n"
 
 
@@ -357,6 +378,14 @@ def stopped_from_289(q, k, v):
         raise KernelError("in flight")
 
 
+class Said(str):
+    """A report by its words."""
+
+    @property
+    def ok(self) -> bool:
+        return self == "right"
+
+
 found = SimpleNamespace(kind="race", line=3, other_line=4)
 LETTERS = dict(zip("abc", "abc"))
 NUMBERED = {"kernel 1": "scale", "kernel 2": "rescale", "kernel 3": "tail"}
@@ -398,6 +427,14 @@ CELLS = {
             ),
         },
     ),
+    "10.5": (
+        "10_fa2_mma_fp16",
+        SHAPES
+        | {
+            "forgotten": "",
+            "check": lambda *_: SimpleNamespace(ok=True),
+        },
+    ),
     "11.5": ("11_swizzled", {}),
     "13.4": (
         "13_tuned",
@@ -412,12 +449,35 @@ CELLS = {
             "check": lambda run, cases: SimpleNamespace(ok=run == "right" or cases[0].k.shape[2] % 64 != 1),
         },
     ),
+    "21.4": ("21_split_kv", {"fewest_pieces": fewest_pieces, "kernel": SimpleNamespace(rung=rung("21_split_kv"))}),
     "21.5": ("21_split_kv", {"torch": torch, "device": "cpu"}),
     "22.4": ("22_backward_fp32", {"bugs": LETTERS, "broken": {"a": {"dk"}, "b": {"dq", "dk"}, "c": set()}.get}),
+    "22.5": (
+        "22_backward_fp32",
+        {
+            "hand_over": lambda _, queries: queries(3)[0],
+            "waiting": lambda first: 1 if first == 3 else 0.1,
+            "upwards": lambda j: range(j, 16),
+        },
+    ),
+    "23.3": ("23_backward_mma", {}),
     "23.4": ("23_backward_mma", {"budget": lambda *_, **__: {"KB in all": 113}}),
     "24.3": ("24_in_a_model", {"gpt": gpt, "train": train, "torch": torch, "replace": replace}),
+    "30.4": ("30_tma_wgmma", {"fragments": fragments}),
     "30.5": ("30_tma_wgmma", {"torch": torch, "KernelError": KernelError, "one_lap": stopped_from_289}),
     "31.4": ("31_warp_specialized", {"in_some_order": [3, 1, 2]}),
+    "32.4": (
+        "32_ping_pong",
+        {
+            "torch": torch,
+            "edits": {"a": ("x", "deadlock"), "b": ("x", "right"), "c": ("x", "right")},
+            "single": lambda *_: "x",
+            "compile_ahead": lambda *_: None,
+            "Case": lambda *_: None,
+            "load": lambda source, **_: source,
+            "check": lambda said, _: Said(said),
+        },
+    ),
     "33.3": (
         "33_backward_wgmma",
         {
@@ -438,6 +498,17 @@ CELLS = {
             "re": re,
         },
     ),
+    "51.3": ("51_one_sided", {}),
+    "90.1": (
+        "90_proving_it_right",
+        {
+            "qkv": qkv,
+            "Case": lambda _, *inputs: inputs,
+            "right": "right",
+            "suspect": "suspect",
+            "check": lambda run, cases: SimpleNamespace(ok=run == "right" or cases[0][1].abs().max() < 100),
+        },
+    ),
     "90.3": (
         "90_proving_it_right",
         {
@@ -451,6 +522,9 @@ CELLS = {
 }
 PLACE = solution("04_fa2_fp32", "4.2").replace("return ty, tx", "return {}")
 BYTES = "def cache_bytes(layers, kv_heads, D, N, itemsize=2):\n    return 2 * layers * kv_heads * {} * itemsize\n"
+STEP = "step6 = fragments.Descriptor(start=0x8000 + 128 * 128 + 2 * 32, {}, stride=1024, swizzle=128)"
+WAY = solution("23_backward_mma", "23.3")
+SCOPES = solution("51_one_sided", "51.3")
 FIT = "s = train.SMALL.size\ngrouped, ungrouped = (2**30 // cache_bytes(s.layers, h, 64, 4096) for h in (s.kv_heads, s.heads))"
 
 
@@ -474,15 +548,37 @@ FIT = "s = train.SMALL.size\ngrouped, ungrouped = (2**30 // cache_bytes(s.layers
             "solved",
         ),
         ("3.1", "from fractions import Fraction\no_32, o_64 = 1, Fraction(33, 64)", "solved"),
+        ("3.1", "o_32, o_64 = 1, 0.516", "solved"),
+        ("3.1", "o_32, o_64 = 1, 0.515", "N = 64: not 0.515"),
+        ("3.1", "o_32, o_64 = 1, None", "N = 64: not None"),
         ("4.1", f"answer = {dict(zip(NUMBERED, (' Scale', 'RESCALE', 'tail')))}", "solved"),
         ("4.1", f"answer = {dict(zip(NUMBERED, ('scale', 'tail', 'rescale')))}", "1 of the three are right"),
         ("4.2", PLACE.format("[ty, tx]"), "solved"),
         ("4.2", PLACE.format("np.array([ty, tx])"), "solved"),
         ("4.2", PLACE.format("ty"), "give (ty, tx)"),
         ("4.2", PLACE.format("ty, ty"), "not every place has one lane"),
+        ("10.5", "V = torch.eye(64)", "solved"),
+        ("10.5", "import numpy as np\nV = np.eye(64)", "solved"),
+        ("10.5", "V = torch.full((64, 64), torch.nan)", "spread by nan only"),
+        ("10.5", "V = 1 + 1e-3 * torch.randn(64, 64)", "spread by 0.001 only"),
+        ("10.5", "V = 100 + 0.2 * torch.randn(64, 64)", "spread by 0.2 only, about 1e+02"),
         ("10.6", "stride, smem_bytes = 144 / 2, 27648", "solved"),
+        ("10.6", "stride, smem_bytes = '72', 27648", "a whole number of elements, not '72'"),
+        ("10.6", "stride, smem_bytes = None, 27648", "a whole number of elements, not None"),
         ("10.6", "stride, smem_bytes = 72.5, 27648", "a whole number of elements, not 72.5"),
+        ("11.5", solution("11_swizzled", "11.5"), "solved"),
         ("11.5", "def place96(row, chunk):\n    return chunk ^ row // 2", "row 8: not a permutation"),
+        ("11.5", "def place96(row, chunk):\n    return None", "row 0: not a permutation"),
+        (
+            "11.5",
+            "def place96(row, chunk):\n    return chunk ^ row // 2 % 4 if row < 8 else chunk",
+            "chunk 0 of rows 8 to 15 lies in only 2",
+        ),
+        (
+            "11.5",
+            "def place96(row, chunk):\n    return ({3: 4, 4: 3}.get(chunk, chunk) if row > 7 else chunk) ^ row // 2 % 4",
+            "eight chunks of rows 8 to 15 share columns",
+        ),
         (
             "13.4",
             "q_mine = k_mine = torch.zeros(1, 1, 64, 64)\nsafe = '2**15'",
@@ -494,33 +590,70 @@ FIT = "s = train.SMALL.size\ngrouped, ungrouped = (2**30 // cache_bytes(s.layers
             "arrays = {64: 244, 32: 196}\nS_and_P_at_least = {64: 96, 32: 32}",
             "S_and_P_at_least: not 96 at Bc = 64",
         ),
-        ("13.5", "arrays = {64: 236, 32: 196}", "arrays: not 236 at Bc = 64"),
+        ("13.5", "arrays = S_and_P_at_least = {64: 236, 32: 196}", "arrays: not 236 at Bc = 64"),
+        ("13.5", "arrays = [244, 196]", "give two dicts: Bc -> registers"),
         ("20.3", "Nq_mine, Nk_mine = 128.0, 129.0", "solved"),
         ("20.3", "Nq_mine, Nk_mine = 128, 128.5", "two whole numbers from 1 to 200"),
         ("20.3", "Nq_mine, Nk_mine = 128, 128", "there its result is right"),
+        ("21.4", "by_hand = {'a': 15, 'b': 8.0, 'c': 23}", "solved"),
+        ("21.4", "by_hand = {'a': 15, 'b': 16, 'c': 23}", "(b): 16 is not what the rung takes"),
+        ("21.4", "by_hand = {'a': None, 'b': 8, 'c': 23}", "(a): a whole number from 1 to 128, not None"),
+        ("21.4", "by_hand = {'a': '15', 'b': 8, 'c': 23}", "(a): a whole number from 1 to 128, not '15'"),
         ("21.5", "def allocate(lengths, page, free):\n    next(iter(()))", "more than the 8 free pages"),
         ("22.4", "wrong = {'a': 'dK', 'b': ['dK', 'dQ'], 'c': {}}", "solved"),
         ("22.4", "wrong = {'a': ('dk',), 'b': {'dk', 'dq'}, 'c': None}", "solved"),
         ("22.4", "wrong = {'a': {}, 'b': {'dk', 'dq'}, 'c': set()}", "a: none is not what breaks"),
         ("22.4", "wrong = {'a': 'dk', 'b': ['dV', 'dK'], 'c': None}", "b: dK, dV is not what breaks"),
+        ("22.5", "def queries(j):\n    return range(15, j - 1, -1)\nsteps = 15", "solved"),  # a name of other cells
+        ("22.5", "def queries(j):\n    return range(j, 16)", "100% of the time is still waiting"),
+        ("23.3", WAY, "solved"),
+        ("23.3", f"{WAY}\ncomes = dict.fromkeys(comes, ())", "S = Q K^T: two words, for A and for B"),
+        ("23.3", f"{WAY}\ncomes['dQ = dS K'] = ('registers',)", "dQ = dS K: two words"),
+        ("23.3", f"{WAY}\ncomes['dK = dS^T Q'] = 'trans'", "dK = dS^T Q: two words"),
+        ("23.3", f"{WAY}\ncomes['dQ = dS K'] = ('registers', 'plain')", "operand B (K): plain is wrong"),
         ("23.4", "smem_kb, ctas, additions = 113, 2, 2", "solved"),
+        ("23.4", "smem_kb, ctas, additions = '113', 2, 2", "'113' is wrong, in KB"),
+        ("23.4", "smem_kb, ctas, additions = 113 * 1024, 2, 2", "115712 is wrong, in KB"),
+        ("23.4", "smem_kb, ctas, additions = 113, 1, 2", "1 CTAs is wrong: how many times do 113 KB and 1 KB"),
         ("23.4", "smem_kb, ctas, additions = 113, 2, 4", "4 times is wrong"),
         ("24.3", BYTES.format("N * D") + FIT, "solved"),
         ("24.3", BYTES.format("N * N") + FIT, "another amount"),
         ("24.3", BYTES.format("D * D") + FIT, "another amount"),
+        ("30.4", solution("30_tma_wgmma", "30.4"), "solved"),
+        ("30.4", STEP.format("leading=32"), "solved"),
+        ("30.4", STEP.format("leading=-5"), "no descriptor can say"),
+        ("30.4", STEP.format("leading=1 << 20"), "no descriptor can say"),
+        ("30.4", STEP.format("leading=16, base_offset=8"), "no descriptor can say"),
+        ("30.4", STEP.format("leading=16, base_offset=1"), "your descriptor finds"),
         ("30.5", "smallest = 289", "solved"),
+        ("30.5", "smallest = 289.0", "solved"),
+        ("30.5", "smallest = None", "a whole number of keys below 1000, not None"),
+        ("30.5", "smallest = 288.5", "a whole number of keys below 1000, not 288.5"),
         ("30.5", "smallest = 97", "isn't caught yet"),
         ("30.5", "smallest = 385", "at a smaller Nk already"),
         ("31.4", "bug_of = {'Z': 2, 'Y': 1, 'X': 3}", "solved"),
         ("31.4", "bug_of = {'X': 3, 'Y': 1, 'Z': 1}", "each of the bugs 1, 2 and 3"),
         ("31.4", "bug_of = {'X': None, 'Y': None, 'Z': None}", "each of the bugs 1, 2 and 3"),
         ("31.4", "bug_of = {'X': 3, 'Y': 2, 'Z': 1}", "at least two"),
+        ("32.4", "predicted = {'a': 'hangs', 'b': 'right', 'c': 'right'}", "solved"),
+        ("32.4", "predicted = {'a': 'hangs', 'b': 'hangs', 'c': 'right'}", "behaves in another way"),
+        ("32.4", "predicted = {'a': 'hang', 'b': 'right', 'c': 'right'}", 'each is "right" or "hangs"'),
+        ("32.4", "predicted = dict.fromkeys('abc')", 'each is "right" or "hangs"'),
         ("33.3", "outcome = {'c': 'reported', 'a': 'wrong', 'b': 'stop'}", "solved"),
         ("33.3", "outcome = {'a': 'stop', 'b': 'wrong', 'c': 'reported'}", "another way"),
         ("40.2", "cannot_wait = ['triton_tiles', 'numba_kernel']", "solved"),
         ("40.2", "cannot_wait = {'triton_tiles', 'numba_kernel', 'cuda'}", "cuda is none of the candidates"),
         ("40.2", "cannot_wait = {'triton_tiles'}", "1 more"),
         ("40.2", "cannot_wait = {'cute_mma'}", "look for a wait in cute_mma"),
+        ("51.3", SCOPES, "solved"),
+        ("51.3", f"{SCOPES}\nscopes = dict(reversed(scopes.items()))", "solved"),
+        ("51.3", "scopes = {}", "not yet: to tell the CTAs of its GPU"),
+        ("51.3", "scopes = dict(zip('abcd', ('gpu', 'sys', 'cta', 'sys')))", "not yet"),
+        ("51.3", f"{SCOPES}\nscopes.popitem()", "not yet: to tell the owner of K"),
+        ("51.3", SCOPES.replace("cta", "gpu"), "not yet: to tell the consumers of its CTA"),
+        ("90.1", solution("90_proving_it_right", "90.1"), "solved"),
+        ("90.1", "q, k, v = qkv(128)", "the suspect passes it"),
+        ("90.1", "q, k, v = qkv(128)\nk[..., 40, 0] = float('inf')", "finite inputs"),
         ("90.3", "suite = {'by -1e4', 'one-hot'}", "solved"),
         ("90.3", "suite = ['by −1e4', 'one-hot']", "solved"),
         ("90.3", "suite = ['N = 100', 'by -1e4']", "not caught: c"),

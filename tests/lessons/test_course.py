@@ -81,6 +81,17 @@ def test_what_is_said_to_instructors_is_not_said_to_students(built):
         assert secret <= lines((built.instructor / path.relative_to(trees.ROOT)).read_text())
 
 
+def test_a_tree_has_all_that_its_readme_names_or_says_that_it_has_not(built):
+    for tree in (built.student, built.instructor):
+        text = (tree / "README.md").read_text()
+        named = set(re.findall(r"`((?:[\w.]+/)+)`", text)) | {"Dockerfile", ".dockerignore", ".gitignore"}
+        places = (tree, tree / "helpers", tree / "kernels")
+        lacking = {name for name in named if not any((place / name).exists() for place in places)}
+        assert lacking == set(re.findall(r"`([\w/]+/)`", trees.PART))
+        assert text.startswith("# FlashAttention, one kernel at a time\n" + trees.PART)
+        assert os.access(tree / ".binder" / "postBuild", os.X_OK)
+
+
 def test_the_answers_of_the_cases_are_the_instructors_alone(built):
     """And a case about a rung that lacks a region says so."""
     assert (built.instructor / trees.ANSWERS).is_file() and not (built.student / trees.ANSWERS).exists()
@@ -272,6 +283,9 @@ def test_a_lecture_has_its_figures_with_words_and_the_records_numbers(lecture):
     shown = "\n".join(cell.source for cell in made.cells)
     assert shown.count("<img ") == len(slides.FIGURE.findall(text)) >= 3 and "{{" not in shown
     assert all(len(alt) > 20 for alt in re.findall(r'alt="([^"]*)"', shown))
+    assert all(", 4096" in call for call in re.findall(r"ratio\(.*?\)", text)), (
+        "a ratio stands beside the speed at N = 4096"
+    )
 
 
 def test_a_figure_that_is_not_there_is_named():

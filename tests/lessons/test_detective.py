@@ -247,6 +247,28 @@ def test_a_file_goes_there_and_back_and_is_judged(capsys):
     assert repr(opened(FAST)).endswith("solved")
 
 
+@pytest.mark.parametrize("above", ["// Anna Smith\n", "/* Anna Smith,\n   42 */\n\n", "// D: 7\n"])
+def test_a_name_above_a_case_changes_neither_its_header_block_nor_the_lines_of_its_code(above, capsys):
+    case, (line, _, fix) = opened(FAST), answer(FAST, capsys)
+    text = above + case.fixed(fix).source
+    made = case.edited(text)
+    assert (made.dtypes, made.D, made.op) == (case.rung.dtypes, case.rung.D, case.rung.op)
+    assert made.source.splitlines()[line:] == text.splitlines()[line:]
+    with pytest.raises(ValueError, match="nothing is fixed yet"):
+        case.edited(above + case.rung.source)
+
+
+@pytest.mark.parametrize(
+    ("written", "line", "said"),
+    [("130.", 130, ""), ("line 130", 130, ""), ("130-131", "130-131", ", not '130-131'")],
+)
+def test_a_line_that_is_no_number_is_quoted(written, line, said):
+    handed = own.read(
+        own.page(FAST).replace("// line:", f"// line: {written}").replace("// mechanism:", "// mechanism: layout")
+    )
+    assert handed.line == line and said in own.attempt(handed)[1]
+
+
 def test_the_command_lists_writes_checks_and_hints(tmp_path, monkeypatch, capsys):
     from helpers import commands
     from helpers.ladder import paths

@@ -7,25 +7,31 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import nbformat
 import pytest
+import torch
 
 from helpers import commands
 from helpers.emulator.launcher import Launcher
 from helpers.ladder.paths import KERNELS
 from helpers.ladder.rung import rung as find
-from helpers.lessons import detective, forms, regions
+from helpers.lessons import detective, forms, judge, regions
 from helpers.lessons.grading import allowed, sandbox
-from helpers.lessons.grading.assignments import assignment
-from helpers.lessons.grading.grade import Patience, grade
-from helpers.lessons.grading.submission import answers
+from helpers.lessons.grading import grade as grading
+from helpers.lessons.grading.assignments import Criterion, assignment
+from helpers.lessons.grading.grade import Grade, Graded, Patience, grade
+from helpers.lessons.grading.submission import LARGEST, answers
 from helpers.lessons.inputs import draw, instance
+from helpers.run.check import compare
+from helpers.run.reference import Case
 
 pytestmark = pytest.mark.skipif(bool(sandbox.refusal()), reason="there is no sandbox here")
 SHORT = Patience(launch=6, task=12, processor=10, submission=90)
 ENDLESS = Patience(launch=2, task=12, processor=10, submission=90)  # for what never ends by itself
+FREE = judge.Costs(0, 0, {})
 
 
 def hand_in(folder: Path, stem: str, region: str, text: str) -> Path:
@@ -58,6 +64,24 @@ def whole(in_launcher: str = "", before: str = "", after: str = "") -> str:
 
 def why(found) -> str:
     return found.tasks[0].criteria[0].said
+
+
+def tile() -> Case:
+    return Case("one tile", *torch.randn(3, 1, 1, 16, 32))
+
+
+def judged(case: Case, outputs=None, expected: int = 1, rungs: judge.Costs = FREE, **counts) -> judge.Judgement:
+    """Of one launch, which gave these outputs or the right ones."""
+    return judge.judge([case], [judge.Run(0, 0, outputs or case.baseline(), **counts)], expected, rungs)
+
+
+def by_criterion(id: str, right: int = 10, findings: tuple[str, ...] = (), times: float = 1) -> list[float]:
+    """The points of a kernel that is right in so many of ten cases and costs so many times as much as the rung."""
+    cases = tuple((f"case {n}", "" if n < right else "wrong") for n in range(10))
+    mine, rungs = (judge.Costs(n, 50, {"Q": (n, 0)}) for n in (round(100 * times), 100))
+    filled = regions.Filled(find("01"), find("01"), ())
+    made = assignment(id).criteria(judge.Judgement(cases, findings, mine, rungs), filled, None)
+    return [each.points for each in made]
 
 
 @pytest.fixture
@@ -104,11 +128,31 @@ def test_what_is_blank_counts_only_where_nothing_is_filled_in(tmp_path):
 
 
 @pytest.mark.parametrize("head", ["%%region 04 online_update epilogue -> mine", "%%region 04 epilog"])
-def test_a_cell_that_is_no_task_is_named_where_nothing_was_handed_in(tmp_path, head):
-    path = in_cells(tmp_path, f"{head}\nint x;", "%%region 01 scores\n")
-    blank, missing = grade(path, tasks=("01.1", "04.1")).tasks
-    assert missing.criteria[0].said == f"nothing was handed in; `{head}` is no task"
-    assert blank.criteria[0].said == "the region is empty"
+def test_a_cell_that_is_no_task_is_named_where_nothing_or_a_blank_form_was_handed_in(tmp_path, head):
+    path = in_cells(tmp_path, f"{head}\nint x;", "%%region 01 scores\n", "%%region 01 output\nemu::x")
+    blank, missing, filled = grade(path, tasks=("01.1", "04.1", "01.3")).tasks
+    assert missing.criteria[0].said == f"nothing was handed in: `{head}` is no task"
+    assert blank.criteria[0].said == f"the region is empty: `{head}` is no task"
+    assert head not in filled.criteria[0].said
+
+
+def test_files_of_a_folder_that_hold_no_answer_are_named_each_with_its_reason(tmp_path):
+    hand_in(tmp_path, "01", "scores", "")
+    given = {"a.CU": "S[0] = 1.f;", "b.ipynb": '{"cells": [', "c/d.ipynb": '{"cells": []}', "e.zip": "PK", "f.txt": ""}
+    (tmp_path / "c").mkdir()
+    for name, text in given.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "g.cu").write_text("// region: 01 output\n", "utf-16")
+    (tmp_path / "h.cu").write_text("// Anna\n// region: 01 outputs\n")
+    (tmp_path / "i.ipynb").write_text(" " * (LARGEST + 1))
+    whys = """a.CU: its first line has to be `// region: RUNG REGION`; b.ipynb: it can't be read as a notebook;
+        c/d.ipynb: no cell begins with %%region; e.zip: a submission is a `.cu` file, a notebook or a folder of these;
+        g.cu: it is not in UTF-8; h.cu: `// region: 01 outputs` is no task; i.ipynb: it has more than 8 MiB"""
+    for task in grade(tmp_path, tasks=("01.1", "04.1")).tasks:
+        assert task.criteria[0].said.partition(": ")[2] == " ".join(whys.split())
+    (tmp_path / "none").mkdir()
+    with pytest.raises(ValueError, match="it holds no answer: there is no `.cu` file or notebook in it"):
+        grade(tmp_path / "none")
 
 
 def test_the_seed_is_not_in_what_students_get(tmp_path, capsys):
@@ -135,6 +179,62 @@ def test_a_wrong_answer_gets_little_and_a_slow_one_less_than_all(tmp_path):
     found = grade(hand_in(tmp_path, "01", "output", twice))
     moved = found.tasks[0].criteria[-1]
     assert found.tasks[0].criteria[0].points == 6 and moved.points < moved.most
+
+
+@pytest.mark.parametrize(("right", "correct"), [(0, 0), (5, 1), (9, 2)])
+def test_a_wrong_answer_gets_a_share_of_three_points_for_its_right_cases_alone(right, correct):
+    assert by_criterion("01.1", right) == [correct, 0, 0, 0]
+
+
+@pytest.mark.parametrize(("times", "each"), [(1.02, 1), (1.03, 0.5), (2, 0.5), (2.01, 0)])
+def test_either_memory_counts_in_full_up_to_the_rungs_costs_and_half_up_to_twice_them(times, each):
+    assert by_criterion("01.1", times=times) == [6, 2, each, each]
+
+
+def test_an_error_of_up_to_two_budgets_is_right():
+    case = tile()
+    (o, lse), (exact, _) = case.baseline(), case.exact()
+    budget = compare(case, (o, lse))[0].budget
+    assert [judged(case, ((exact + x * budget).float(), lse)).correct for x in (1.5, 2.5)] == [True, False]
+
+
+def test_a_launch_in_another_order_that_is_missing_is_wrong():
+    assert [judged(tile(), expected=launches).correct for launches in (1, 2)] == [True, False]
+
+
+def test_inputs_that_a_launch_changes_make_it_wrong(monkeypatch):
+    (job,) = judge.jobs([case := tile()])
+    monkeypatch.setattr(Launcher, "share_build", lambda self: None)
+    monkeypatch.setattr(Launcher, "launch", lambda self, call: case.q.add_(1))
+    assert judge.one(Launcher(find("01")), replace(job, traced=False)).error == "changed its inputs"
+
+
+@pytest.mark.parametrize(("read", "idle"), [(0, ("K",)), (99, ("K",)), (100, ())])
+def test_threads_that_read_less_than_an_eighth_of_a_tensor_have_left_it_alone(read, idle):
+    assert judged(tile(), rungs=judge.Costs(0, 0, {"K": (800, 0)}), bytes={"K": (read, 0)}).idle == idle
+
+
+def test_a_case_runs_in_two_other_orders_of_threads_drawn_from_the_seed(monkeypatch):
+    monkeypatch.setattr(judge, "own", lambda *_: ([tile()], FREE))
+    first, again, other = ([job.schedule for job in grading._jobs(assignment("01.1"), seed)] for seed in (1, 1, 2))
+    assert first[0] == 0 and len({*first}) == 3 and first == again != other
+
+
+def test_the_worker_is_told_the_limits_and_a_lean_tasks_own_inputs(tmp_path, monkeypatch):
+    told = {}
+
+    def confined(folder: Path, seconds: float) -> bool:
+        told.update(json.loads((folder / "work.json").read_text()))
+        return True
+
+    monkeypatch.setattr(judge, "own", lambda *_: ([tile()], FREE))
+    monkeypatch.setattr(grading, "_confined", confined)
+    for region in ("swizzle", "fragments"):  # the first is lean
+        hand_in(tmp_path, "11", region, own(region, "11"))
+    grade(tmp_path, patience=Patience(launch=1, task=2, processor=3, submission=4))
+    assert len({each["inputs"] for each in told["sources"]}) == len(told["sources"]) == 2
+    assert {(each["seconds"], each["total"], each["processor"]) for each in told["sources"]} == {(1, 2, 3)}
+    assert told["limits"]["seconds"] == 4
 
 
 @pytest.mark.parametrize(("new", "points"), [("if (column == 0) a.LSE[", 10), ("a.LSE[", 7.5)])
@@ -266,7 +366,7 @@ HOST = """
       p[j] *= a.scale; m = p[j] > m ? p[j] : m; }
     for (int j = 0; j < a.Nk; ++j) { p[j] = exp(p[j] - m), l += p[j];
       for (int c = 0; c < a.D; ++c) o[c] += p[j] * V[b * a.V_stride[0] + h * a.V_stride[1] + j * a.V_stride[2] + c]; }
-    for (int c = 0; c < a.D; ++c) O[b * a.O_stride[0] + h * a.O_stride[1] + i * a.O_stride[2] + c] = o[c] / l;
+    for (int c = 0; c < a.D; ++c) O[b * a.O_stride[0] + h * a.O_stride[1] + i * a.O_stride[2] + c] = l > 0 ? o[c] / l : 0;
     LSE[(b * a.H + h) * a.Nq + i] = m + log(l);
   }
 """
@@ -414,6 +514,21 @@ def test_blank_lines_above_an_answer_are_no_trouble_and_count(tmp_path):
     assert answers(form)["01.1"].bodies["scores"].line == line + 2
 
 
+def test_a_name_above_a_form_and_line_ends_of_windows_are_no_trouble(tmp_path):
+    form, cell = hand_in(tmp_path, "01", "scores", "float s;"), "%%region 01 scores -> mine\r\nfloat s;\r\n"
+    form.write_text(f"// Anna Smith\n{form.read_text()}")
+    for file in (form, in_cells(tmp_path, cell)):
+        assert answers(file)["01.1"].bodies["scores"].text == "float s;"
+
+
+def test_a_suffix_in_capitals_is_the_same_suffix(tmp_path):
+    form, case = hand_in(tmp_path, "01", "scores", "float s;"), case_file(tmp_path, 6)
+    cells = in_cells(tmp_path, "%%region 01 output\nfloat o;")
+    for file in (form, case, cells):
+        file.rename(file.with_suffix(file.suffix.upper()))
+    assert answers(tmp_path).keys() == {"01.1", "01.3", "case.6"}
+
+
 def test_a_byte_order_mark_is_no_part_of_an_answer(tmp_path):
     for file in (in_cells(tmp_path, "%%region 01 scores\nfloat s;"), hand_in(tmp_path, "01", "scores", "float s;")):
         file.write_text(file.read_text(), "utf-8-sig")
@@ -482,7 +597,8 @@ def test_numbers_that_are_none_are_no_diagnosis(tmp_path, text):
 
 
 def test_halves_of_letters_and_names_without_end_are_no_trouble(tmp_path):
-    cells = f"%%region 01 scores -> mine\n// \ud800\n{own('scores')}", f"%%region {'a' * 5000}.cu kernel\nint x;"
+    cells = [f"%%region 01 scores -> mine\n// \ud800\n{own('scores')}", f"%%region {'a' * 5000}.cu kernel\nint x;"]
+    cells += [f"%%region 01 output{' ' * 500_000}x\n", "\n" * 500_000, "//\n" * 500_000]
     source = [{"cell_type": "code", "source": each} for each in cells]
     (tmp_path / "mine.ipynb").write_text(json.dumps({"cells": source}))
     found = grade(tmp_path)
@@ -508,11 +624,20 @@ def test_one_submission_that_can_not_be_graded_leaves_the_others_their_points(tm
     assert commands.main(["grade", *folders, "--tasks", "01.77"]) == 2 and "no task" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("correct", "status"), [((6, 6), 0), ((5, 6), 1), ((6, 5), 1)])
+def test_submissions_that_all_have_all_points_exit_with_0(monkeypatch, correct, status):
+    def graded(path: Path, *rest) -> Grade:
+        return Grade(str(path), 0, (Graded("01.1", (Criterion("correct", float(path.name), 6, "said"),)),))
+
+    monkeypatch.setattr(grading, "grade", graded)
+    assert commands.main(["grade", *map(str, correct)]) == status
+
+
 @pytest.mark.parametrize(
     ("name", "text", "why"),
     [
         ("form.cu", "\nS[0] = 1.f;\n", "its first line has to be `// region: RUNG REGION`"),
-        ("form.cu", "// region: 04 online_updat\n", "its regions are no task"),
+        ("form.cu", "// region: 04 online_updat\n", "`// region: 04 online_updat` is no task"),
         ("broken.ipynb", "{", "it can't be read as a notebook"),
         ("empty.ipynb", '{"cells": []}', "no cell begins with %%region"),
         ("answer.txt", "S[0] = 1.f;\n", "a submission is a `.cu` file, a notebook or a folder of these"),
@@ -667,6 +792,10 @@ def test_a_case_is_graded_by_diagnosis_and_fix(tmp_path, capsys, right_line, rig
     assert found.points == points and found.most == 10, str(found)
     assert [each.task for each in found.tasks] == ["case.6"]
     assert {c.name for c in found.tasks[0].criteria} == {"line", "mechanism", "fixed"}
+
+
+def test_a_case_that_is_right_and_races_is_not_fixed():
+    assert [by_criterion("case.6", findings=findings)[-1] for findings in ((), ("a race",))] == [6, 0]
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,10 @@ def test_where_all_of_the_rung_is_typed_its_file_is_the_readers():
         ("%%regions 04 scores\n", None),
         ("\n \n%%region 04 scores\nfloat a;", ("04", ("scores",), "float a;")),
         ("float a;\n%%region 04 scores\n", None),
+        ("%%region 04 scores -> mine\r\nfloat a;\r\n", ("04", ("scores",), "float a;\r\n")),
+        ("%%region 04 scores output->mine \r\n", ("04", ("scores", "output"), "")),
+        ("// Anna Smith\n\n// 42\n// region: 04 scores\nfloat a;", ("04", ("scores",), "float a;")),
+        ("// region: 04\n// region: 04 scores\n", None),
     ],
 )
 def test_the_line_that_an_answer_opens_with(answer, found):

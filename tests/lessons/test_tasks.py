@@ -7,8 +7,8 @@ import pytest
 import torch
 import wrong
 
+from helpers import check, load, rungs
 from helpers import rung as find
-from helpers import rungs
 from helpers.ladder.contract import TORCH_NAMES
 from helpers.lessons import forms, judge, typed
 from helpers.lessons.grading import assignments
@@ -16,11 +16,21 @@ from helpers.lessons.inputs import draw, instance
 from helpers.lessons.regions import WHOLE, Typed, body, fill, names
 from helpers.lessons.tasks.catalogue import about, of_rung, task, tasks
 from helpers.lessons.tasks.task import LEVELS
+from helpers.run.reference import cases as every
 
 SEED, SHARE = 1, 6  # wrong answers of a run; --all runs every one
 KERNELS = [rung.stem for rung in rungs()]
 LEANEST = {"11.1": "no swizzle"}  # wrong by its bank conflicts alone
 FIRST, LAST = "a.causal ? max(i0 + shift - window + 1, 0) / Bc * Bc : 0", "last_key < 0 ? -Bc : last_key / Bc * Bc"
+O_AT, DO_AT = (f"b * a.{x}_stride[0] + h * a.{x}_stride[1] + i * a.{x}_stride[2]" for x in ("O", "dO"))
+M_NEW = "m_finite = m_new == -FA_INFINITY ? 0.f : m_new;"
+ONE_KIND = {  # of calls in which an edit of a rung is wrong: the rung, what stands once in it, what replaces it, their cases
+    "O contiguous": ("30", O_AT, "(int64_t(b * a.H + h) * a.Nq + i) * d", "strided"),
+    "dO where O lies": ("22", DO_AT, O_AT, "strided"),
+    "rows of dQ behind each other": ("23", "dQ + i * a.dQ_stride[2] + col", "dQ + i * d + col", "strided"),
+    "m of -inf": ("04", M_NEW, "m_finite = m_new;", "keys of -inf"),
+    "l of 0": ("12", "l_inv = l > 0.f ? 1.f / l : 0.f;", "l_inv = 1.f / l;", "keys of -inf"),
+}
 NEEDLESS = {  # right answers to 20.1 but for the tiles that they read in vain
     "all tiles": ((LAST, "(Nk - 1) / Bc * Bc"), (FIRST, "0")),
     "those before the window": ((FIRST, "0"),),
@@ -82,6 +92,30 @@ def test_a_wrong_answer_fails(answer):
     assert judge.fault(filled.rung, task(id).number, SEED, task(id).lean), f"{name} passes for {id}"
 
 
+@pytest.mark.parametrize("name", ONE_KIND)
+def test_what_is_wrong_in_one_kind_of_call_fails_in_the_notebook_and_in_the_grader(name):
+    number, old, new, words = ONE_KIND[name]
+    rung, drawn = find(number), draw(find(number), SEED)
+    edited = instance(replace(rung, source=rung.replace(old, new)), drawn.D, drawn.dtype)
+    of_seed, of_check = ([c for c in cases if c.name.startswith(words)] for cases in (drawn.cases(), every(edited)))
+    found = judge.judge(of_seed, judge.observe(edited, judge.jobs(of_seed)), len(of_seed), judge.Costs(0, 0, {}))
+    assert of_seed and not found.right
+    assert not check(load(edited, device="cpu", quiet=True), of_check).ok
+
+
+@pytest.mark.parametrize("stem", ["01_naive", "10_fa2_mma_fp16", "22_backward_fp32", "33_backward_wgmma"])
+def test_of_strided_tensors_those_of_one_shape_have_different_strides(stem):
+    (case,) = (case for case in draw(find(stem), SEED).cases() if case.name.startswith("strided"))
+    q, k, v, *of_backward = case.inputs
+    of_rows = [
+        q,
+        *of_backward[::2],
+        case.empty_outputs()[0],
+    ]  # q, with o and do, and the first output, which lies as o does
+    assert len({x.stride() for x in of_rows}) == (3 if of_backward else 2) and k.stride() != v.stride()
+    assert not any(x.is_contiguous() for x in (*of_rows, k, v))
+
+
 IN_PLACE = {"every lane reads LSE": "in place: ", "every lane writes LSE": "race at "}  # wrong there alone
 
 
@@ -131,6 +165,12 @@ def test_a_merge_whose_threads_leave_the_parts_alone_is_seen():
 def test_what_is_right_but_wasteful_is_seen(id):
     filled = wrong.answers(task(id))[LEANEST[id]]
     assert "bank conflicts, the rung has 0" in judge.fault(filled.rung, task(id).number, SEED, lean=True)
+
+
+def test_a_race_of_rows_longer_than_the_xrays_own_is_seen_in_the_notebook_too():
+    filled = wrong.answers(task("02.2"))["warps in turn without a barrier"]
+    made = typed.attempt("02", ("merge_threads",), body(filled.rung, "merge_threads"))
+    assert made.score.report.ok and not made.ok and "race at cell:" in str(made)
 
 
 @pytest.mark.parametrize("name", NEEDLESS)

@@ -8,6 +8,7 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -326,6 +327,7 @@ def stand_in(fake_gpu, monkeypatch, tmp_path):
     phases = ["import", "cold", "edit", "unchanged", "reverted"]
     made_up = pd.DataFrame({"phase": phases, "round": 0, "seconds": 1.0})
     monkeypatch.setattr(recording, "builds", lambda stem: made_up)
+    monkeypatch.setattr(bench, "versions", lambda names: {"FA3": "3.1"})
     return tmp_path
 
 
@@ -360,7 +362,7 @@ def test_recording_runs_from_end_to_end(stand_in, few_cases, stem, capsys):
     assert forward.groupby(["name", "B", "Nk"]).size().eq(7).all()
     about = record.about(stem, device="stand-in", root=stand_in)
     assert about["power_w"]["median"] == 600
-    assert about["skipped"] == []
+    assert about["skipped"] == [] and about["peers"] == {"FA3": "3.1"}
     assert "random order" in about["method"]
     error = record.load(stem, "error", "stand-in", stand_in)
     assert (error["error"] <= error["budget"]).all()
@@ -378,6 +380,13 @@ def test_builds_are_timed_in_a_process_of_their_own(monkeypatch):
     assert build["reverted"] < 0.5 * build["edit"]
 
 
+def test_a_build_that_fails_is_an_error(monkeypatch):
+    failed = SimpleNamespace(returncode=1, stdout="", stderr="no compiler")
+    monkeypatch.setattr(recording.subprocess, "run", lambda *_, **__: failed)
+    with pytest.raises(RuntimeError, match="building 01_naive failed: no compiler"):
+        recording.builds("01_naive", times=1)
+
+
 def test_a_sixteen_bit_rung_is_recorded_in_both_its_dtypes(stand_in, few_cases, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(ladder, "KERNELS", tmp_path / "kernels")
     monkeypatch.setattr(workloads, "MATH_MAX_N", 40)
@@ -393,7 +402,8 @@ def test_a_sixteen_bit_rung_is_recorded_in_both_its_dtypes(stand_in, few_cases, 
     (note,) = record.about(stem, device="stand-in", root=stand_in)["skipped"]
     assert "SDPA MATH beyond N = 40 in 16 bits" in note
     error = record.load(stem, "error", "stand-in", stand_in)
-    assert error.groupby(["dtype", "D", "output"]).size().eq(2).all() and set(error["dtype"]) == {"fp16", "bf16"}
+    assert error.groupby(["dtype", "D", "output"]).size().eq(2).all()
+    assert set(error["dtype"]) == {"fp16", "bf16"} and set(error["D"]) == {64, 128}
     assert (error["error"] <= error["budget"]).all()
     o = error[error["output"] == "o"].set_index(["dtype", "Nk", "D"])["pytorch_error"]
     assert (o["bf16"] > 2 * o["fp16"]).all()  # three bits fewer

@@ -83,6 +83,14 @@ def test_a_rung_is_timed_beside_the_one_before_it():
     assert chosen == {"13", "20", "23", "33"}
 
 
+def test_the_inputs_and_the_peers_of_a_cell_are_those_of_its_mask(small):
+    cell = by_family.Cell(FEW["one key"], "fp16", True, (1, 2, 33, 33, 64))
+    q, k, v = cell.tensors(False)
+    assert torch.equal(q, cell.family.inputs(cell.shape, cell.dtype, causal=True)[0])
+    o = by_family.calls({}, (q, k, v), cell.causal, ())["SDPA MATH"]()
+    assert (o - reference.attention(q, k, v, causal=True)[0]).abs().max() < 1e-2
+
+
 def test_timings_have_the_family_and_the_sensors(small):
     own = {"13_tuned": attention, "12_double_buffered": attention}
     frame = by_family.timings(own, rung("13_tuned"))
@@ -131,6 +139,7 @@ def test_both_records_are_written_and_the_command_chooses_the_rungs(small, monke
     monkeypatch.setattr(recording, "right", lambda which: type("K", (), {"rung": rung(which), "__call__": None})())
     monkeypatch.setattr(by_family, "kernels", lambda kernel, r: {r.stem: attention, "12_double_buffered": attention})
     monkeypatch.setattr(bench, "watch", lambda: __import__("contextlib").nullcontext({"power_w": 1}))
+    monkeypatch.setattr(bench, "versions", lambda names: {"FA3": "3.1"})
 
     def save(stem, kind, frame, extra):
         saved[kind] = (stem, frame, extra)
@@ -139,6 +148,7 @@ def test_both_records_are_written_and_the_command_chooses_the_rungs(small, monke
     monkeypatch.setattr(record, "save", save)
     recording.record_families("13_tuned")
     assert set(saved) == {"families", "accuracy"} and saved["families"][2]["before"] == ["12_double_buffered"]
+    assert all(extra["peers"] == {"FA3": "3.1"} for *_, extra in saved.values())
     assert "one key" in capsys.readouterr().out
     monkeypatch.setattr(recording, "record_families", asked.append)
     monkeypatch.setattr(command, "for_this_gpu", lambda kernels: kernels or rungs())  # as on a GPU that runs them all

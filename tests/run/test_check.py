@@ -12,9 +12,9 @@ import torch
 
 from helpers import KernelError, load, reference
 from helpers.figures.pixels import image
-from helpers.run.check import check
+from helpers.run.check import check, compare
 from helpers.run.reference import Case, same_precision
-from helpers.run.report import Comparison, Report
+from helpers.run.report import Comparison, Report, error_pixels, pattern
 
 
 def randn(*shape, seed=0):
@@ -48,6 +48,19 @@ def test_right_kernels_pass_whatever_their_order_of_summation():
     assert report.ok, str(report)
     assert 0.02 < report.worst <= 1  # the rule measures something, and has no order of magnitude to spare
     assert check(same_precision).worst <= 0.51  # PyTorch itself uses half of twice its own error
+
+
+def test_a_budget_is_twice_plain_pytorchs_error_four_ulps_of_the_sums_and_one_of_the_result():
+    case = small_case()
+    for found, magnitude, exact in zip(compare(case, case.baseline()), case.magnitude(), case.exact(), strict=True):
+        ulps = 2.0**-23 * (4 * magnitude + exact.abs().max().item())
+        assert found.budget == pytest.approx(2 * found.pytorch_error + ulps)
+
+
+def test_where_nothing_may_be_off_anything_is_wrong():
+    case = Case("zeros", *torch.zeros(3, 1, 1, 8, 32))
+    report = check(lambda q, k, v: (q + 1e-9, case.baseline()[1]), case)
+    assert not report.ok and report.worst == float("inf")
 
 
 def test_a_fixed_tolerance_passes_a_kernel_that_drops_keys_and_the_rule_does_not():
@@ -99,6 +112,12 @@ def ignores_strides(q, k, v, scale=None):
     return same_precision(q, k, v, scale)
 
 
+def ignores_the_strides_of_o(q, k, v, scale=None, out=None):
+    o, lse = same_precision(q, k, v, scale)
+    out[0].as_strided(o.shape, torch.empty(o.shape).stride()).copy_(o)
+    return out[0], out[1].copy_(lse)
+
+
 def ignores_scale(q, k, v, scale=None):
     return same_precision(q, k, v)
 
@@ -122,6 +141,7 @@ def fp16_inside(q, k, v, scale=None):
         wrong_lse_base,
         swapped_heads,
         ignores_strides,
+        ignores_the_strides_of_o,
         ignores_scale,
         tail_not_masked,
         fp16_inside,
@@ -178,6 +198,15 @@ def test_one_wrong_element_is_found_named_and_never_averaged_away():
     assert error.max() == pytest.approx(1e-3, rel=1e-3)
 
 
+def test_the_worst_element_is_one_that_is_not_finite():
+    def a_large_one_and_a_nan(q, k, v, scale=None):
+        o, lse = same_precision(q, k, v, scale)
+        o[0, 1, 1, 1], o[1, 2, 5, 7] = 100.0, torch.nan
+        return o, lse
+
+    assert check(a_large_one_and_a_nan, small_case()).failures[0].worst == (1, 2, 5, 7)
+
+
 def test_the_picture_shows_the_wrong_tile():
     case = small_case(N=64, D=32)
 
@@ -189,7 +218,7 @@ def test_the_picture_shows_the_wrong_tile():
     text = str(check(one_tile_wrong, [case]))
     rows = [line for line in text.splitlines() if "·" in line and "right" not in line]
     assert [("█" * 8 in row) for row in rows] == [4 <= i < 8 for i in range(16)]
-    assert rows[4].endswith("·" * 8 + "█" * 8 + "·" * 16)
+    assert rows[4].split() == ["16–19", "·" * 8 + "█" * 8 + "·" * 16]
     assert "row 16–31; column 8–15" in text
 
 
@@ -443,6 +472,17 @@ def test_a_report_names_the_largest_share_of_a_budget_and_not_the_largest_error(
     assert "<td>O</td><td>1e-06</td><td>2e-06</td><td>50%</td>" in report._repr_html_()
 
 
+def test_what_no_number_says_is_worse_than_any_error():
+    raised = Comparison("b", "o", *[float("nan")] * 3, problem="raised RuntimeError")
+    assert Report("kernel", (Comparison("a", "o", 1.0, 0.0, 2.0), raised)).worst == float("inf")
+
+
+def test_a_case_that_is_wrong_in_both_outputs_counts_once_and_has_an_error_map_of_each():
+    report = check(lambda *inputs, scale=None: tuple(x + 1 for x in same_precision(*inputs)), small_case())
+    assert len(report.failures) == 2 and "WRONG in 1 of 1 case" in str(report)
+    assert report.error_map("random").shape == (2, 3, 40, 32) and report.error_map("random", "lse").shape == (2, 3, 40)
+
+
 @pytest.mark.parametrize(
     ("backend", "wrong", "told"), [("emulator", 0, True), ("emulator", 1, False), ("nvcc", 0, False)]
 )
@@ -462,6 +502,26 @@ def test_what_every_case_says_is_said_once():
     cases = [Case(f"case {i}", *torch.randn(3, 1, 1, 4, 32)) for i in range(9)]
     said = str(check(refuses, cases))
     assert said.count("out of bounds, line 7") == 1 and "the same in 8 more cases" in said and "WRONG in 9 of 9" in said
+
+
+def test_beyond_five_faults_the_cases_are_counted_and_named():
+    faults = (Comparison(f"case {i}", "o", *[float("nan")] * 3, problem="abcdefg"[i]) for i in range(7))
+    assert "case 4: e\n... and 2 more: case 5, case 6" in str(Report("kernel", tuple(faults)))
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([4, 5, 6], "4–6"),
+        ([0, 2, 4], "0, 2, 4"),
+        ([0, 2, 4, 6], "0, 2 … 6 (step 2)"),
+        ([0, 2, 5, 9], "0, 2, 5, 9"),
+        ([0, 2, 5, 9, 14, 15], "0, 2, 5, 9 and 1 more run"),
+    ],
+)
+def test_rows_in_words(rows, words):
+    wrong = np.isin(np.arange(20), rows)
+    assert pattern(wrong, "lse") == f"{len(rows)} of 20 elements wrong: row {words}"
 
 
 def test_the_same_fault_at_other_addresses_is_said_once_and_another_line_is_another_fault():
@@ -511,6 +571,17 @@ def test_the_picture_of_errors_has_a_pixel_for_each_element():
     assert wrong.sum() == 16 * 8 + 1 and wrong[16:32, 8:16].all()
 
 
+def test_pixels_are_told_apart_up_to_ten_and_up_to_a_hundred_budgets():
+    off = np.array([[[[0.5, 9.0, 11.0, 99.0, 101.0]]]])
+    page = error_pixels(Comparison("a", "o", 101.0, 0.0, 1.0, (0, 0, 0, 4), error_map=off, wrong=off > 1))
+    data = re.search('base64,([^"]+)', page)[1]
+    from matplotlib.image import imread
+
+    right, ten, hundred, same, more = imread(io.BytesIO(base64.b64decode(data)), format="png")[0, :, :3].tolist()
+    assert hundred == same and sum(right) > sum(ten) > sum(hundred) > sum(more), "darker the further it is off"
+    assert "up to 10 × the budget" in page and "up to 100 ×" in page
+
+
 def test_many_rows_share_pixels_that_show_the_worst():
     kinds = np.zeros((3000, 4), np.uint8)
     kinds[1234, 2] = 3
@@ -541,6 +612,18 @@ def test_the_set_of_cases_may_be_named():
     assert {c.case for c in check(softmax, "small").comparisons} == every
     with pytest.raises(ValueError, match="'little'; allowed are 'small', 'full'"):
         check(softmax, "little")
+
+
+@pytest.mark.parametrize(("device", "size"), [("cpu", "small"), ("cuda", "full")])
+def test_a_gpu_is_given_the_full_set_by_default(device, size, monkeypatch):
+    asked = []
+    monkeypatch.setattr(reference, "cases", lambda *which: asked.append(which) or [small_case()])
+
+    def kernel(q, k, v, scale=None):
+        return same_precision(q, k, v, scale)
+
+    kernel.device = device
+    assert check(kernel).ok and asked == [(None, device, size)]
 
 
 @pytest.mark.parametrize("small, expected", [(1 << 28, 1), (0, 2)])

@@ -92,6 +92,12 @@ def test_how_peaked_rows_are_is_the_median_of_the_rows():
     assert (found.keys, found.top) == pytest.approx((3, 1 / 4), rel=1e-5)
 
 
+def test_heads_of_a_group_are_as_peaked_as_with_keys_of_their_own():
+    q = torch.randn(1, 4, 40, 32) * torch.tensor([1.0, 1.0, 4.0, 4.0])[:, None, None]
+    k = torch.randn(1, 2, 40, 32) * torch.tensor([1.0, 9.0])[:, None, None]
+    assert peakedness(q, k) == peakedness(q, k.repeat_interleave(2, 1))
+
+
 def test_a_maximum_rises_where_a_later_tile_exceeds_it():
     """One feature: the score of key j is k[j]. Tiles of 4 keys, the last one first, in log2 units."""
     log2 = math.log(2)
@@ -120,6 +126,13 @@ def test_a_tile_that_a_row_does_not_see_is_no_pair():
     # under a mask rows 0..3 see the first of two tiles alone: only rows 4..7 have a tile after their first
     rises = peakedness(q, k, causal=True, scale=1.0, rows=(4,), tiles=(4,), bounds=(15.0,)).rises
     assert rises[4, 4, 15.0] == 1.0
+
+
+def test_ragged_tiles_and_blocks_count():
+    """Six keys in tiles of four, the last two first; three rows in blocks of two, of which the second makes its maximum rise."""
+    q, k = torch.zeros(1, 1, 3, 1), torch.zeros(1, 1, 6, 1)
+    q[0, 0, 2], k[0, 0, 0] = 1.0, 100.0
+    assert peakedness(q, k, scale=1.0, rows=(2,), tiles=(4,), bounds=(15.0,)).rises == {(2, 4, 15.0): 1 / 2}
 
 
 def test_falling_scores_rise_from_tile_to_tile_and_growing_ones_never():

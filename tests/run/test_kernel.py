@@ -3,12 +3,14 @@
 import ctypes
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 import torch
 from emulated import build
 
 from helpers import CallError, Kernel, KernelError, load, rung, xray
 from helpers.ladder.contract import FaArgs, _dtype_code
+from helpers.run.kernel import default_device, summary
 
 Q = (2, 3, 40, 64)
 
@@ -209,6 +211,26 @@ def test_one_line_after_a_build(capsys, cache):
     assert first.startswith("01_naive · emulator · compiled, ") and second.startswith(
         "01_naive · emulator · unchanged, "
     )
+
+
+def test_the_line_has_spilled_bytes_stored_and_loaded_and_kilobytes_of_1024():
+    resources = pd.DataFrame([{"registers": 40, "spill_store_bytes": 4, "spill_load_bytes": 8, "smem_bytes": 2048}])
+    launcher = SimpleNamespace(backend="nvcc", cached=True, resources=resources)
+    line = summary(SimpleNamespace(rung=rung("04"), launcher=launcher, seconds=0.0))
+    assert line.endswith("40 registers, 12 bytes spilled, 2 KB static shared memory")
+
+
+def test_nvcc_is_given_the_tiles_that_were_recorded_as_fastest(monkeypatch):
+    monkeypatch.setattr("helpers.record.tiles.definition", lambda rung: f"those of {rung.stem}")
+    monkeypatch.setattr("helpers.toolchain.nvcc.Launcher", lambda rung, tiles="": tiles)
+    assert Kernel(rung("13"), "cuda").launcher == "those of 13_tuned"
+
+
+@pytest.mark.parametrize(("there", "said"), [(True, "its driver is too old"), (False, "")])
+def test_why_a_gpu_is_not_used_is_said_where_there_is_one(monkeypatch, there, said):
+    monkeypatch.setattr("helpers.run.kernel.cuda_refusal", lambda rung: "its driver is too old")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    assert default_device(rung("04")) == ("cpu", said)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what a machine without a GPU says")

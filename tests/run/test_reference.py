@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from helpers import check, reference
+from helpers import check, reference, rung
+from helpers.ladder.contract import prepare
 from helpers.run.families import FAMILIES
 
 
@@ -187,6 +188,41 @@ def test_packed_strides_survive_the_change_of_dtype():
     packed = next(c for c in reference.cases(rung) if c.name == "strided, packed QKV")
     _, H, N, D = packed.q.shape
     assert packed.k.stride() == (N * 3 * H * D, D, 3 * H * D, 1)
+
+
+@pytest.mark.parametrize("stem", ["04_fa2_fp32", "23_backward_mma"])
+def test_outputs_lie_as_those_of_a_call_without_out(stem):
+    strided = [case for case in reference.cases(rung(stem)) if case.name.startswith("strided")]
+    lie = [[x.stride() for x in case.empty_outputs()] for case in strided]
+    assert lie == [[x.stride() for x in prepare(rung(stem), "cpu", case.inputs).results] for case in strided]
+    assert {x.is_contiguous() for case in strided for x in case.empty_outputs()[:1]} == {True, False}
+
+
+def test_a_strided_gradient_lies_neither_as_o_nor_as_q_and_they_may_differ_too():
+    made = list(reference.cases(SimpleNamespace(op="attention_backward", dtypes=("fp16",), D=(64,))))
+    lie = [tuple(case.inputs[n].stride() for n in (0, 3, 5)) for case in made if case.name.startswith("strided")]
+    assert len(lie) == 3 and all(do not in (q, o) for q, o, do in lie)
+    assert any(q != o for q, o, _ in lie)
+    assert any(not case.inputs[3].is_contiguous() for case in made)
+    plain = [case for case in made if not case.name.startswith("strided")]
+    assert plain and all(x.is_contiguous() for case in plain for x in case.inputs)
+
+
+def test_a_rung_meets_tiles_and_rows_of_minus_infinity():
+    for stem in ("04_fa2_fp32", "32_ping_pong"):
+        made = list(reference.cases(rung(stem)))
+        hidden = [case for case in made if not case.k.isfinite().all()]
+        assert [case.q.dtype for case in hidden] == [reference.DTYPES[name] for name in rung(stem).dtypes]
+    for case in hidden:
+        s = case.q.double() @ case.k.double().mT
+        assert not s.isnan().any() and not (s == torch.inf).any()
+        seen = s.isfinite()
+        assert not seen[0, 0, :, :128].any() and not seen[0, 1, :, -128:].any()  # the widest tile there is
+        assert seen.any(-1).any() and not seen.any(-1).all()
+        o, lse = case.exact()
+        assert (o[~seen.any(-1)] == 0).all() and ((lse == -torch.inf) == ~seen.any(-1)).all()
+    same = SimpleNamespace(op="attention", dtypes=("fp32",), D=(64,))  # as an implementation in another language
+    assert all(x.isfinite().all() for case in reference.cases(same) for x in case.inputs)
 
 
 def test_the_first_element_stays_where_it_is():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -68,6 +70,30 @@ def test_a_step_begins_when_its_keys_are_there_and_the_one_before_is_done():
         assert step == 0 or row.begin >= moved.loc[(rank, step - 1), "end"]
         assert step == 0 or (rank, step - 1) not in kernels.index or row.begin >= kernels.loc[(rank, step - 1), "end"]
     assert set(kernels.index) == {(r, t) for r in range(4) for t in range(r + 1)}  # what the mask leaves, and no more
+
+
+def test_a_message_begins_when_both_ranks_are_there():
+    found = ring_time.timeline(Problem(N=1 << 17), Machine(), 4, "contiguous").set_index(["rank", "step"])
+    kernels, moved = (found[found["what"] == what] for what in ("kernel", "transfer"))
+    for (rank, step), row in moved.iterrows():
+        both = [kernels.loc[at, "begin"] for at in ((rank, step), ((rank - 1) % 4, step)) if at in kernels.index]
+        assert row.begin >= max(both, default=0)
+
+
+@pytest.mark.parametrize(("ranks", "sizes"), [(2, [2, 2]), (3, [2, 2, 2, 4]), (4, [2, 2, 4, 4, 4])])
+def test_the_messages_of_a_backward_pass_in_bytes_of_a_number(ranks, sizes):
+    """K and V in 16 bits, all but once around; dK and dV from the second step on: first a part in 16 bits, then a sum in float32."""
+    slow = replace(IDEAL, rate=1e30, backward=1e30, link=1.0)
+    found = ring_time.timeline(Problem(N=ranks, H=1, Hkv=1, D=1), slow, ranks, backward=True)
+    sent = found[(found["rank"] == 0) & (found["what"] != "kernel")]
+    assert (sent["end"] - sent["begin"]).tolist() == pytest.approx([2 * size for size in sizes])
+
+
+def test_a_merge_moves_ten_bytes_for_a_number_of_O_and_backward_fourteen():
+    """A sum in float32 is read and written, a part in 16 bits read; backward those of dK and dV come on top."""
+    merging, n = replace(IDEAL, memory_bandwidth=4e12), LONG.N / 4 * LONG.H * LONG.D / 4e12
+    more = [seconds(LONG, merging, 4, backward=b) - seconds(LONG, IDEAL, 4, backward=b) for b in (False, True)]
+    assert more == pytest.approx([3 * 10 * n, 3 * (10 + 14) * n], rel=1e-3)
 
 
 def test_slower_links_and_longer_messages_never_make_it_faster():

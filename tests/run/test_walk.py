@@ -1,6 +1,7 @@
 """The player's frames are what the traced launch did: its bytes are the emulator's, and its tiles cover S once."""
 
 import html
+import itertools
 import json
 import re
 
@@ -9,7 +10,7 @@ import torch
 
 from helpers import xray
 from helpers.figures.player import HIGH, SCORES_LEFT, SHARED_LEFT, TOP, Player, scenes
-from helpers.run.walk import walk
+from helpers.run.walk import _steps, walk
 
 N, D = 256, 64
 DTYPES = {"03_fa1_fp32": torch.float32, "04_fa2_fp32": torch.float32, "13_tuned": torch.float16}
@@ -42,6 +43,24 @@ def test_the_blocks_bytes_are_the_launchs(stem):
     for name, row in tensors.iterrows():
         for kind in ("read", "written"):
             assert counted.get((name, kind), 0) == row[f"bytes_{kind}"], (name, kind)
+
+
+def test_a_steps_bytes_are_all_that_the_block_has_read_and_written_so_far(walked):
+    moved = [sum(rows.bytes for rows in (*s.read.values(), *s.written.values())) for s in walked.steps]
+    assert [s.hbm for s in walked.steps] == [*itertools.accumulate(moved)]
+
+
+def test_steps_are_numbered_without_those_in_which_nothing_happens():
+    first, second = _steps([(0, 0, "read", 0, 1, 8), (3, 0, "used", 4, 5, 0)], ["Q"], {"Q": 4})
+    assert (first.number, second.number) == (0, 1)
+    assert (second.used["Q"].first, second.used["Q"].last) == (0, 1)  # of the second head, whose rows begin at 4
+
+
+def test_strided_tensors_are_walked_as_contiguous_ones():
+    """(B, N, H, D) in memory, seen as (B, H, N, D)."""
+    plain = [x[:, :, :64].contiguous() for x in inputs("04_fa2_fp32", H=2)]
+    by_token = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in plain]
+    assert walk("04_fa2_fp32", *by_token).steps == walk("04_fa2_fp32", *plain).steps
 
 
 def test_every_tile_of_P_meets_V_once(walked):

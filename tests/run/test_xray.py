@@ -192,12 +192,12 @@ def test_tensors_among_the_options_are_copied_to_the_cpu_as_the_inputs_are(monke
 
 def test_tensors_beside_the_least_possible():
     table = made().tensors
-    assert table.loc["Q", "reads_per_byte"] == 2
+    assert dict(table.reads_per_byte) == {"Q": 2, "O": 0, "m": 2}  # what is written is not read
     assert dict(table.minimum_bytes) == {"Q": 1024, "O": 1024, "m": 0}  # a workspace need not be
 
 
 def test_two_kernels_are_told_apart():
-    ray = made(READ, replace(WRITTEN, kernel="second"))
+    ray = made(replace(WRITTEN, kernel="second"), READ)
     assert ray.kernels == ("mine", "second") and "2 kernels" in str(ray)
     assert ray.total(kernel="second").cost == 40
 
@@ -213,6 +213,13 @@ def test_a_difference_is_by_region_and_target():
     assert (table.excess_before - table.excess_after).astype(bool).sum() == 1
     gone = before.diff(made(READ))
     assert gone.loc[("outer", "O", "store", "global"), "cost_after"] == 0
+
+
+@pytest.mark.parametrize(("cost", "order"), [(2000, ["Q", "K_smem"]), (321, ["K_smem", "Q"])])
+def test_the_largest_difference_comes_first_for_the_better_or_the_worse(cost, order):
+    fixed, worse = replace(STORED, cost=10), replace(READ, cost=cost)
+    table = made(STORED, READ).diff(made(fixed, worse))
+    assert list(table.index.get_level_values("target")) == order
 
 
 def test_a_difference_is_shown_whole_in_a_narrow_terminal():
@@ -238,7 +245,7 @@ def test_text_has_summary_findings_and_the_costliest_lines():
     text = "\n".join(lines)
     assert "100 wavefronts for 30 requests: 70 bank conflicts (70%)" in text
     assert "360 sectors for 20 requests: 280 more than the bytes need (78%)" in text
-    assert "Q 2 KiB  O 1 KiB" in text and "Q 2 KiB (×2)" in str(made()) and "m 1 KiB " in str(made())
+    assert "Q 2 KiB  O 1 KiB" in text and "Q 2 KiB (×2)  O 1 KiB (×1)  m 1 KiB " in str(made())
     assert text.index("✗ out of bounds, line 5: thread 9 reads Q[4096]") < text.index("✗ race, line 8 (64 times)")
     assert "    8 | float y = K_smem[threadIdx.x];\n      7 | K_smem[" in text and "hint: a barrier" in text
     assert "was stopped" in text and "no findings" not in text
@@ -249,6 +256,17 @@ def test_text_has_summary_findings_and_the_costliest_lines():
 def test_a_finding_is_a_sentence():
     assert str(RACE) == "race at mine.cu:8: thread 3 reads K_smem[12] that thread 40 writes\n  hint: a barrier"
     assert str(replace(STOP, line=0, hint="")) == "out of bounds: thread 9 reads Q[4096]"
+
+
+def test_a_finding_in_a_header_is_shown_without_a_line_of_the_kernel():
+    text = str(made(findings=[replace(RACE, file="fa/tile.cuh")]))
+    assert "race, fa/tile.cuh:8 (64 times)" in text and "    8 | float y" not in text
+
+
+def test_the_most_frequent_instructions_are_named():
+    ray = made()
+    counted = Xray(ray.rung, "", replace(ray.trace, instructions={f"op{n}": n for n in range(1, 9)}))
+    assert "warp instructions  op8 8  op7 7  op6 6  op5 5  op4 4  op3 3\n" in str(counted)
 
 
 def test_a_kernel_without_fault_says_so():
@@ -365,6 +383,9 @@ def test_what_cannot_be_known_is_said_where_it_matters():
     assert made(wide, tensors={"Q": (1024, 0, 1024)}).notes == ()
     (note,) = made(replace(WRITTEN, target="cudaMalloc"), tensors={"Q": (1024, 0, 1024)}).notes
     assert "cudaMalloc is held against its bounds only" in note
+    ray = made(wide, tensors={})
+    (note,) = Xray(ray.rung, "", replace(ray.trace, instructions={"wgmma.mma_async": 1})).notes
+    assert "in what portions wgmma goes there is not known" in note
 
 
 # Pictures
@@ -405,6 +426,13 @@ def test_the_bank_map_puts_each_lane_into_its_bank():
     assert figure._repr_png_()[0][:4] == b"\x89PNG"
     assert made().bank_map().get_suptitle() == figure.get_suptitle()  # the worst of all
     assert "as few as can be" in made().bank_map(8).get_suptitle()
+
+
+def test_the_worst_of_a_kernel_is_by_all_requests_and_of_a_line_by_one():
+    rare = access(8, "load", "shared", "K_smem", COLUMN, 32, 1, requests=1)
+    assert made(STORED, rare).worst("shared").line == 7  # 70 conflicts in ten requests; 31 in the other's one
+    often = access(8, "load", "shared", "K_smem", ROW, 40, 20, width=16)
+    assert made(rare, often).worst("shared", 8).width == 4
 
 
 def test_what_a_copys_sources_cost_is_no_bank_conflict():
@@ -484,11 +512,14 @@ def test_every_rung_shows_itself(rung):
 def test_bytes_are_those_that_traffic_counts():
     kernel = load("03_fa1_fp32", device="cpu", quiet=True)
     inputs = qkv()
-    assert (
-        xray(kernel, *inputs)
-        .tensors[["bytes_read", "bytes_written"]]
-        .equals(traffic(kernel, *inputs)[["bytes_read", "bytes_written"]])
-    )
+    counted = traffic(kernel, *inputs)
+    assert counted.equals(xray(kernel, *inputs).tensors[counted.columns])
+
+
+def test_the_workload_names_queries_and_keys_where_they_differ():
+    (q, *_), (_, k, v) = qkv(N=3), qkv(N=5)
+    assert xray("03_fa1_fp32", q, k, v).workload == "B=1 H=1 Nq=3 Nk=5 D=32 fp32"
+    assert xray("03_fa1_fp32", q, k[:, :, :3], v[:, :, :3]).workload == "B=1 H=1 N=3 D=32 fp32"
 
 
 def test_traffic_takes_the_options_of_a_call():

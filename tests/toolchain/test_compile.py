@@ -50,6 +50,20 @@ def test_flags_headers_and_libraries_are_part_of_the_name(cache):
     assert len(paths) == 4
 
 
+def test_flags_of_the_linker_the_toolkit_and_the_compiler_are_part_of_the_name(cache, monkeypatch):
+    def compiled(name, folder, *rest):
+        folder.mkdir(parents=True)
+        for file, text in (("done", "x.so"), ("x.so", "x"), ("compiler.log", "")):
+            (folder / file).write_text(text)
+
+    monkeypatch.setattr(build, "_compile", compiled)
+    paths = {answer(1).path, answer(1, link=["-lm"]).path}
+    for home, version in (("/a", "13.0"), ("/a", "13.1"), ("/b", "13.0")):
+        paths.add(answer(1, toolkit=toolkit.Toolkit(Path(home), version, "PATH")).path)
+    monkeypatch.setattr(build, "identify", lambda compiler: "another")
+    assert len(paths | {answer(1).path}) == 6
+
+
 def test_an_edited_header_is_seen_in_the_same_process(cache, tmp_path):
     header = tmp_path / "value.h"
 
@@ -245,6 +259,13 @@ def test_builds_run_side_by_side_and_the_same_one_once(cache, monkeypatch):
     assert [call(one) for one in found] == [1, 2, 1, 2]
     assert len(compiles) == 2 and max(at_once) == 2
     assert (os.environ["PATH"], sys.getdlopenflags()) == before and "CXX" not in os.environ
+
+
+def test_what_somebody_sets_during_a_build_stays(monkeypatch):
+    monkeypatch.setenv("CXX", "before")
+    with build._set_environment("c++", None):
+        os.environ["CXX"] = "set meanwhile"
+    assert os.environ["CXX"] == "set meanwhile"
 
 
 def test_a_build_for_another_compiler_waits_for_those_under_way():

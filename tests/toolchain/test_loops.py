@@ -34,6 +34,11 @@ def test_the_main_loop_is_the_shortest_with_all_products():
         loops.main_loop(code("MOV R1", "EXIT"))
 
 
+def test_beside_hmmas_the_ffmas_of_a_softmax_are_no_products():
+    lines = code("FFMA R0", "HMMA.16816.F32 R8", "BRA 0x10", "BRA 0x0")
+    assert [opcode for _, opcode, _ in loops.main_loop(lines)] == ["HMMA.16816.F32", "BRA"]
+
+
 WGMMA = code(
     "HGMMA.64x128x16.F32 R24",  # 0x0: before the loops
     "SYNCS.PHASECHK.TRANS64.TRYWAIT P0",  # 0x10: the loop over query tiles

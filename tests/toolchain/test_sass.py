@@ -2,12 +2,13 @@
 
 import dataclasses
 import textwrap
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 
 from helpers import sass, single
-from helpers.ladder.errors import CompileError
+from helpers.ladder.errors import CompileError, ToolkitError
 from helpers.ladder.rung import rung
 from helpers.toolchain import loops
 
@@ -162,6 +163,21 @@ def test_the_table_goes_by_head_dimension_and_then_by_dtype(monkeypatch):
     assert list(sass.table("13")["kernel"]) == names[::-1]
 
 
+def test_spilled_bytes_are_those_stored_and_those_loaded(monkeypatch):
+    monkeypatch.setattr(sass, "resources", lambda *_: sass.parse_ptxas(LOG))
+    frame = sass.table("04").set_index("kernel")
+    assert frame["spilled_bytes"].to_dict() == {"softmax": 0, "fa2_fp32<64>": 12 + 16}
+
+
+def test_opcodes_and_the_table_are_of_the_architecture_asked_for(monkeypatch):
+    asked = []
+    monkeypatch.setattr(sass, "disassembly", lambda _, arch="sm_90a": asked.append(arch) or LISTING)
+    monkeypatch.setattr(sass, "resources", lambda _, arch="sm_90a": asked.append(arch) or sass.parse_ptxas(LOG))
+    sass.opcodes("02", arch="sm_80")
+    sass.table("02", arch="sm_80")
+    assert asked == ["sm_80", "sm_80"]
+
+
 def test_the_table_joins_the_cubin_and_the_header_block():
     frame = sass.table("03_fa1_fp32", "04_fa2_fp32").set_index("kernel")
     row = frame.loc["fa2_fp32<128>"]
@@ -237,6 +253,20 @@ def test_an_unchanged_source_is_not_compiled_again(monkeypatch):
         sass.resources(made("__global__ void other() {}"), "sm_80")
 
 
+def test_flags_and_nvccs_version_are_part_of_a_cubins_name(cache, monkeypatch):
+    def compiled(rung, nvcc, flags, folder):
+        folder.mkdir(parents=True)
+        (folder / "kernel.cubin").touch()
+        (folder / "ptxas.log").touch()
+
+    monkeypatch.setattr(sass, "_compile", compiled)
+    paths, toolkit = {sass.cubin("01", "sm_80")}, sass.find_toolkit()
+    monkeypatch.setattr(sass, "NVCC_FLAGS", [*sass.NVCC_FLAGS, "-g"])
+    paths.add(sass.cubin("01", "sm_80"))
+    monkeypatch.setattr(sass, "find_toolkit", lambda: dataclasses.replace(toolkit, version="another"))
+    assert len(paths | {sass.cubin("01", "sm_80")}) == 3
+
+
 @pytest.mark.parametrize("lost", ["kernel.cubin", "ptxas.log"])
 def test_a_cubin_that_has_lost_a_file_is_made_again(cache, lost):
     kernel = made("__global__ void k() {}")
@@ -260,3 +290,10 @@ def test_an_error_is_the_compiler_s_and_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(CompileError, match=r'01_naive.cu\(2\): error: identifier "Q_smem" is undefined'):
         sass.resources(made("__global__ void k() {\n  Q_smem[0] = 1;\n}"), "sm_80")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("done", [{"returncode": 1, "stdout": "Function : k"}, {"returncode": 0, "stdout": ""}])
+def test_a_listing_that_can_not_be_made_is_an_error(monkeypatch, done):
+    monkeypatch.setattr(sass.subprocess, "run", lambda *_, **__: SimpleNamespace(**done, stderr="no cubin"))
+    with pytest.raises(ToolkitError, match="could not read the cubin: no cubin"):
+        sass.cuobjdump("x.cubin", "-sass")

@@ -1,4 +1,4 @@
-"""What ranks run in the tests of helpers/run/ring.py and ranks.py."""
+"""What ranks run in the tests of helpers/run/ring.py, ranks.py and measure/ring.py."""
 
 from __future__ import annotations
 
@@ -168,3 +168,23 @@ def waits(me, file: str) -> None:
     with open(f"{file}.{me.rank}", "w") as out:
         out.write(str(os.getpid()))
     time.sleep(60)
+
+
+def recorded(me) -> tuple:
+    """What a dry run of the record gives; the slowest and the least of the ranks' numbers; what its check says where dQ is 1.1 times as
+    large."""
+    from helpers.measure import ring as measured
+
+    found = measured.run(me, True, time.time())
+    slowest, least = measured._slowest(me, me.rank), measured._least(me, me.rank)
+    right = ring.ring_attention
+
+    def wrong(q, *others):
+        q.register_hook(lambda grad: 1.1 * grad)
+        return right(q, *others)
+
+    ring.ring_attention = wrong
+    try:
+        return found, slowest, least, measured.check(me, True)
+    except AssertionError as error:
+        return found, slowest, least, str(error)

@@ -37,12 +37,13 @@ template <typename T> __global__ void row_per_thread(const fa_args a) {
     float s = 0.f;
     for (int c = 0; c < a.D; ++c) s += widen(q[c]) * widen(K[j * a.K_stride[2] + c]);
     s *= a.scale;
-    const float m_new = fmaxf(m, s), alpha = expf(m - m_new), p = expf(s - m_new);
+    const float m_new = fmaxf(m, s), finite = m_new == -FA_INFINITY ? 0.f : m_new;
+    const float alpha = expf(m - finite), p = expf(s - finite);
     l = alpha * l + p;
     for (int c = 0; c < a.D; ++c) O[c] = alpha * O[c] + p * widen(V[j * a.V_stride[2] + c]);
     m = m_new;
   }
-  for (int c = 0; c < a.D; ++c) narrow(o[c], O[c] / l);
+  for (int c = 0; c < a.D; ++c) narrow(o[c], l > 0.f ? O[c] / l : 0.f);
   a.LSE[row] = m + logf(l);
 }
 

@@ -18,9 +18,21 @@ from helpers.lessons.tasks.task import Task
 
 FEWEST, MOST = 3, 4
 
+MERGED = """    __shared__ State warp_state_smem[warps];
+    if (threadIdx.x % 32 == 0) warp_state_smem[threadIdx.x / 32] = s;
+    __syncthreads(); // every warp's state is written before any thread reads it
+    s = merge_lanes<warps>(warp_state_smem[threadIdx.x % warps]);"""
+IN_TURN = """    __shared__ State total;
+    if (threadIdx.x == 0) total = s;
+    for (int warp = 1; warp < warps; ++warp)
+      if (threadIdx.x == 32 * warp) total = merge(total, s);
+    __syncthreads();
+    s = total;"""
+
 # task -> name -> (what stands once in the rung's own text, what a reader wrote)
 WRITTEN = {
     "02.1": {"the smaller maximum": ("const float m = fmaxf(", "const float m = fminf(")},
+    "02.2": {"warps in turn without a barrier": (MERGED, IN_TURN)},
     "02.3": {"P not divided": ("expf(s.m - all.m) / all.l", "expf(s.m - all.m)")},
     "03.1": {
         "one column too few": ("k < d; k += 4", "k < d - 4; k += 4"),

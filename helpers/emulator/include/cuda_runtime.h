@@ -8,6 +8,7 @@
 #define CUDART_VERSION 13000
 
 #include <assert.h>  // ours
+#include <climits>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -24,7 +25,7 @@
 #endif
 #define __forceinline__ inline __attribute__((always_inline))
 #define __align__(n) __attribute__((aligned(n)))
-#define __launch_bounds__(...)
+#define __launch_bounds__(...)  // launch_bounds in emulator/launch.h
 #define __maxnreg__(...)
 #if defined(__clang__)
 #define EMU_GUARDED  // all functions are

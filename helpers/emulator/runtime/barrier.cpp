@@ -1,4 +1,4 @@
-// Barriers of part of a block: named barriers, which count threads, and mbarriers, which count arrivals and bytes. PTX ISA,
+// Barriers of part of a block: named barriers, which count the threads of whole warps, and mbarriers, which count arrivals and bytes. PTX ISA,
 // "Parallel Synchronization and Communication Instructions": "bar" and "mbarrier".
 //
 // A copy that reports to an mbarrier lands when nobody can go on without it: when all other threads wait too. A thread
@@ -22,7 +22,7 @@ void delete_barrier_state(BarrierState* s) { delete s; }
 void begin_barriers(BarrierState* s) {
   s->mbarrier.clear();
   s->name.clear();
-  for (NamedBarrier& b : s->named) b.count = b.arrived = b.yes = 0;
+  for (NamedBarrier& b : s->named) b = {};
   s->stalls = 0;
 }
 
@@ -51,6 +51,22 @@ static bool waits_at(const Thread& t, At at, unsigned place) {
 
 // ---- bar: threads of whole warps
 
+// All have come, and the current thread is no longer to wait: the others go on. Gives the votes' answer.
+static int complete_named(Worker* w, unsigned id) {
+  NamedBarrier& b = w->barriers->named[id];
+  const BarrierPoint point{BarrierPoint::Named, id, false, ""};
+  const int answer = b.vote == BarrierVote::And ? b.no == 0 : b.vote == BarrierVote::Or ? b.yes > 0 : int(b.yes);
+  for (Watcher* watcher : w->on_execution) watcher->completed(point);
+  for (unsigned i = 0; i < w->threads; ++i) {
+    if (!waits_at(w->thread[i], At::NamedBarrier, id)) continue;
+    w->thread[i].answer = answer;
+    for (Watcher* watcher : w->on_execution) watcher->passes(point, i);
+    w->ready(&w->thread[i]);
+  }
+  b.arrived = 0;
+  return answer;
+}
+
 int named_barrier(unsigned id, unsigned threads, bool waits, BarrierVote vote, bool predicate, bool aligned, uintptr_t pc, Site site) {
   Worker* w = worker;
   if (id >= std::size(w->barriers->named))
@@ -59,31 +75,33 @@ int named_barrier(unsigned id, unsigned threads, bool waits, BarrierVote vote, b
     fail("barrier", 719, pc, site, "comes to barrier %u for %u threads; there must be a multiple of 32, of the block's %u at most", id,
          threads, w->threads);
   NamedBarrier& b = w->barriers->named[id];
-  if (b.arrived == 0) b.count = threads, b.yes = 0;
+  if (b.arrived == 0) b = {}, b.count = threads, b.vote = vote;
   if (b.count != threads)
     fail("barrier", 719, pc, site, "comes to barrier %u for %u threads, and others have come to it for %u", id, threads, b.count);
-  b.yes += predicate;
+  ++(predicate ? b.yes : b.no);
+  unsigned& come = b.come[w->current->number / kWarp];
+  if (come == 0) b.arrived += kWarp - unsigned(__builtin_popcount(w->warp[w->current->number / kWarp].alive));
+  come |= 1u << w->current->number % kWarp;
   w->barriers->stalls = 0;
   const BarrierPoint point{BarrierPoint::Named, id, aligned && waits, site.what};
   for (Watcher* watcher : w->on_execution) watcher->arrives(point);
-  const bool last = ++b.arrived == b.count;
-  if (!last) {
+  if (++b.arrived < b.count) {
     if (!waits) return 0;
     wait_at(At::NamedBarrier, id, 0, pc, site);
     return w->current->answer;
   }
-  const int answer = vote == BarrierVote::And ? b.yes == b.count : vote == BarrierVote::Or ? b.yes > 0 : int(b.yes);
-  for (Watcher* watcher : w->on_execution) watcher->completed(point);
-  for (unsigned i = 0; i < w->threads; ++i) {
-    if (!waits_at(w->thread[i], At::NamedBarrier, id)) continue;
-    w->thread[i].answer = answer;
-    for (Watcher* watcher : w->on_execution) watcher->passes(point, i);
-    w->ready(&w->thread[i]);
-  }
+  const int answer = complete_named(w, id);
   if (waits)
     for (Watcher* watcher : w->on_execution) watcher->passes(point, w->current->number);
-  b.arrived = 0;
   return answer;
+}
+
+void returns_from_named_barriers(Worker* w) {
+  const unsigned warp = w->current->number / kWarp, bit = 1u << w->current->number % kWarp;
+  for (unsigned id = 0; id < std::size(w->barriers->named); ++id) {
+    NamedBarrier& b = w->barriers->named[id];
+    if (b.arrived > 0 && b.come[warp] != 0 && (b.come[warp] & bit) == 0 && ++b.arrived == b.count) complete_named(w, id);
+  }
 }
 
 // ---- mbarrier

@@ -1,4 +1,4 @@
-// Barriers of part of a block: named barriers, which count threads, and mbarriers, which count arrivals and bytes.
+// Barriers of part of a block: named barriers, which count the threads of whole warps, and mbarriers, which count arrivals and bytes.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -29,8 +29,10 @@ struct Mbarrier {
 };
 
 struct NamedBarrier {
-  unsigned count = 0, arrived = 0;  // threads
-  unsigned yes = 0;                 // of bar.red
+  unsigned count = 0, arrived = 0;  // threads; arrived: and lanes of their warps that don't exist or have returned
+  unsigned yes = 0, no = 0;         // of bar.red
+  BarrierVote vote = BarrierVote::None;
+  unsigned come[kMaxWarps] = {};    // the lanes of each warp that have come
 };
 
 struct BarrierState {
@@ -45,6 +47,7 @@ void delete_barrier_state(BarrierState*);
 void begin_barriers(BarrierState*);            // of a block
 bool barrier_progress(Worker*, bool stalled);  // stalled: nobody can run
 
+void returns_from_named_barriers(Worker*);     // the current thread
 int named_barrier(unsigned id, unsigned threads, bool waits, BarrierVote, bool predicate, bool aligned, uintptr_t pc, Site);
 void mbarrier_init(uint32_t at, uint32_t count, uintptr_t pc, Site);
 void mbarrier_inval(uint32_t at, uintptr_t pc, Site);

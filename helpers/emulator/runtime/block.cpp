@@ -83,6 +83,7 @@ static void thread_main() {
     }
     complete(w, t->number / kWarp, g, g.arrived);
   }
+  returns_from_named_barriers(w);
   stop(w);
   void* never;
   emu_switch(&never, w->scheduler);
@@ -242,6 +243,16 @@ uint64_t block_index() noexcept { return worker->block_packed; }
 uint64_t block_extent() noexcept { return worker->extent_packed; }
 uint64_t grid_extent() noexcept { return worker->grid_packed; }
 unsigned lane() noexcept { return worker->current->number % kWarp; }
+
+void launch_bounds(unsigned threads, unsigned, unsigned) {
+  Worker* w = worker;
+  if (w->threads <= threads) return;
+  ++w->critical;
+  record(w, "launch bounds", 1, reinterpret_cast<uintptr_t>(__builtin_return_address(0)), {},
+         "a block has " + std::to_string(w->threads) + " threads, and __launch_bounds__ allows " + std::to_string(threads));
+  --w->critical;
+  leave_block();
+}
 
 // ---- rendezvous
 

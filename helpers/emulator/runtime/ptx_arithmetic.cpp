@@ -466,25 +466,20 @@ double round_integral(double x, Rounding r) {
   }
 }
 
-// An integer to float or double, in any direction.
-template <class Real>
-Real from_integer(__int128 v, Rounding r) {
-  const Real nearest = Real(v);
-  const __int128 back = __int128(nearest);
-  if (back == v || r == Rounding::Nearest || r == Rounding::None) return nearest;
-  const bool up = r == Rounding::Up || (r == Rounding::Zero && v < 0);
-  if (up) return back < v ? std::nextafter(nearest, Real(INFINITY)) : nearest;
-  return back > v ? std::nextafter(nearest, -Real(INFINITY)) : nearest;
+// `exact` rounded in any direction: `nearest` is what it is to nearest, `back` that in the type of `exact`.
+template <class Real, class Exact>
+Real directed(Real nearest, Exact back, Exact exact, Rounding r) {
+  if (back == exact || exact != exact || r == Rounding::Nearest || r == Rounding::None) return nearest;
+  const bool up = r == Rounding::Up || (r == Rounding::Zero && exact < 0);
+  if (up) return back < exact ? std::nextafter(nearest, Real(INFINITY)) : nearest;
+  return back > exact ? std::nextafter(nearest, -Real(INFINITY)) : nearest;
 }
 
-// To float, in any direction.
-float to_float(double x, Rounding r) {
-  const float f = float(x);
-  if (double(f) == x || x != x || r == Rounding::Nearest || r == Rounding::None) return f;
-  const bool up = r == Rounding::Up || (r == Rounding::Zero && x < 0);
-  if (up) return double(f) < x ? std::nextafterf(f, INFINITY) : f;
-  return double(f) > x ? std::nextafterf(f, -INFINITY) : f;
+template <class Real>
+Real from_integer(__int128 v, Rounding r) {
+  return directed(Real(v), __int128(Real(v)), v, r);
 }
+float to_float(double x, Rounding r) { return directed(float(x), double(float(x)), x, r); }
 
 // To the 16-bit formats: to nearest, or towards zero.
 uint16_t to_half(double x, Rounding r) {

@@ -41,16 +41,11 @@ constexpr int64_t kWaits = 1, kAligned = 2, kAnd = 4, kOr = 8, kCount = 16;
 
 void come_to_barrier(Frame& f, const Instruction& i) {
   const uint32_t id = get<uint32_t>(f, i.s[0]);
-  const uint32_t count = i.count > 1 ? get<uint32_t>(f, i.s[1]) : worker->threads;
+  const uint32_t count = i.count > 1 ? get<uint32_t>(f, i.s[1]) : (worker->threads + kWarp - 1) / kWarp * kWarp;
   const BarrierVote vote = i.offset & kAnd ? BarrierVote::And : i.offset & kOr ? BarrierVote::Or : i.offset & kCount ? BarrierVote::Count : BarrierVote::None;
   const bool yes = vote != BarrierVote::None && get(f, i.s.back()) != 0;
-  int answer;
-  if (id == 0 && count == worker->threads && (i.offset & kWaits)) {
-    answer = sync_block(vote, yes, here(f, i));
-  } else {
-    count_instruction(worker, f.pc, i.site);
-    answer = named_barrier(id, count, i.offset & kWaits, vote, yes, i.offset & kAligned, f.pc, i.site);
-  }
+  count_instruction(worker, f.pc, i.site);
+  const int answer = named_barrier(id, count, i.offset & kWaits, vote, yes, i.offset & kAligned, f.pc, i.site);
   if (!i.d.empty()) put(f, i.d[0], uint32_t(answer));
 }
 

@@ -367,7 +367,8 @@ void RaceWatcher::check_cells(const Memory& memory, size_t offset, size_t bytes,
       if (told_flight != c.pc) tell(sighting(Wrong::InFlight, told_flight = c.pc, c.thread, true));
       continue;
     }
-    if (written && !(t.strong && c.strong) && told_write != c.pc && !ordered(r, t.me, c.thread, c.stamp)) {
+    const bool clashes = written && !(t.strong && c.strong) && !ordered(r, t.me, c.thread, c.stamp);
+    if (clashes && told_write != c.pc) {
       told_write = c.pc;
       if (t.write && !t.strong && !c.strong && t.op != Op::AsyncCopy)
         remember({uint16_t(t.me), c.thread, m.region, false, t.pc, c.pc, uint32_t(offset), uint32_t(bytes), {}}, m.base);
@@ -391,12 +392,15 @@ void RaceWatcher::check_cells(const Memory& memory, size_t offset, size_t bytes,
         tell(sighting(Wrong::Race, told_read = reader.pc, other, false));
       reader.stamp = 0;
     }
-    c.stamp = now;
-    c.pc = t.pc;
-    c.thread = uint16_t(t.me);
+    // What isn't strong says more: an atomic leaves a store that it isn't ordered with, or that its own thread has just made.
+    if (!(t.strong && written && !c.strong && (clashes || (c.thread == t.me && c.stamp == now)))) {
+      c.stamp = now;
+      c.pc = t.pc;
+      c.thread = uint16_t(t.me);
+      c.strong = t.strong;
+      c.in_flight = false;
+    }
     c.bytes = mask;
-    c.strong = t.strong;
-    c.in_flight = false;
     if (t.first_atomic) across.all[m.element + at].atomics.add(w->block, t.pc, t.me);
   }
   if (t.write && t.between_blocks) remember({uint16_t(t.me), 0, m.region, true, t.pc, 0, uint32_t(offset), uint32_t(bytes), {}}, m.base);

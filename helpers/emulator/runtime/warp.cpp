@@ -30,13 +30,13 @@ void combine_shuffle(void* const operand[32]) {
   for (unsigned l = 0; l < kWarp; ++l) {
     if (!lanes.has(l)) continue;
     ShuffleLane& me = lanes[l];
-    const int first = int(l) & ~(me.width - 1), last = first + me.width - 1, lane = int(l);
+    const int first = int(l) & ~(me.width - 1), last = first + me.width - 1, lane = int(l), by = me.argument & int(kWarp - 1);
     int source = lane;
     switch (me.kind) {
       case Shuffle::Index: source = first + (me.argument & (me.width - 1)); break;
-      case Shuffle::Up: source = lane - me.argument < first ? lane : lane - me.argument; break;
-      case Shuffle::Down: source = lane + me.argument > last ? lane : lane + me.argument; break;
-      case Shuffle::Xor: source = (lane ^ me.argument) > last ? lane : lane ^ me.argument; break;
+      case Shuffle::Up: source = lane - by < first ? lane : lane - by; break;
+      case Shuffle::Down: source = lane + by > last ? lane : lane + by; break;
+      case Shuffle::Xor: source = (lane ^ by) > last ? lane : lane ^ by; break;
     }
     me.missing = lanes.has(source) ? -1 : source;
     me.result = lanes.has(source) ? lanes[source].value : 0;

@@ -1,8 +1,7 @@
 """Slides of the lectures: course/slides/*.md with the notebooks' own figures, made into reveal.js by nbconvert, to be shown offline.
 
 Slides are parted by lines `---`. `{{ figure 04_fa2_fp32 draw.tile_walk }}` is the figure that the first cell with this text in its source
-saved in that notebook, with its words as alternative text; where a figure has none, they stand behind a `|`. What follows a line
-`Notes:` is for the speaker (key s). Numbers are the records', as in notebooks (numbers.py).
+saved in that notebook, with its words as alternative text. What follows a line `Notes:` is for the speaker (key s). Numbers are the records', as in notebooks (numbers.py).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from ..numbers import renewed
 
 SOURCES = ROOT / "course" / "slides"
 REVEAL = "reveal.js@5.2.1"
-FIGURE = re.compile(r"\{\{ figure (?P<stem>\w+) (?P<what>.+?)(?: \| (?P<words>.+?))? \}\}")
+FIGURE = re.compile(r"\{\{ figure (?P<stem>\w+) (?P<what>.+?) \}\}")
 
 
 def lectures() -> list[Path]:
@@ -63,9 +62,7 @@ def notebook(text: str) -> nbformat.NotebookNode:
     cells = []
     for slide in re.split(r"^---$", renewed(text), flags=re.MULTILINE):
         shown, _, notes = slide.partition("\nNotes:\n")
-        cells.append(
-            _cell(FIGURE.sub(lambda found: figure(found["stem"], found["what"], found["words"] or ""), shown), "slide")
-        )
+        cells.append(_cell(FIGURE.sub(lambda found: figure(found["stem"], found["what"]), shown), "slide"))
         if notes.strip():
             cells.append(_cell(notes, "notes"))
     title = re.search(r"^# (.+)$", text, re.MULTILINE)
@@ -82,17 +79,16 @@ def _saved(stem: str) -> nbformat.NotebookNode:
     return nbformat.read(NOTEBOOKS / f"{stem}.ipynb", as_version=4)
 
 
-def figure(stem: str, what: str, words: str = "") -> str:
-    """A saved figure as HTML. words: its alternative text where it has none of its own. LookupError where no cell with `what` in its
-    source has saved a figure, or it has no words."""
+def figure(stem: str, what: str) -> str:
+    """A saved figure as HTML. LookupError where no cell with `what` in its source has saved a figure, or it has no words."""
     for cell in _saved(stem).cells:
         if cell.cell_type != "code" or what not in cell.source:
             continue
         for output in cell.outputs:
             data = output.get("data", {})
             if "image/png" in data:
-                if not (words := figure_words(output, "image/png") or words):
-                    raise LookupError(f"the figure of {what!r} in {stem} has no words: put some behind a |")
+                if not (words := figure_words(output, "image/png")):
+                    raise LookupError(f"the figure of {what!r} in {stem} has no words")
                 raw = "".join(data["image/png"].split())
                 image = f'<img src="data:image/png;base64,{raw}" alt="{html.escape(words)}">'
                 return f'<div class="figure">{image}</div>'

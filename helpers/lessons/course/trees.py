@@ -27,9 +27,15 @@ from .exercises import exercises, solved, unsolved
 from .marked import for_instructors, for_students
 from .nbgrader import gradable
 
-FOLDERS = ("helpers", "kernels", "data", "docs/images", ".jupyterlab")
+FOLDERS = ("helpers", "kernels", "data", "docs/images", ".jupyterlab", ".devcontainer", ".binder")
 ANSWERS = Path("helpers") / "lessons" / "answers.json"  # of the detective cases: in the instructor's tree alone
 FILES = ("README.md", "CONTRIBUTING.md", "LICENSE", "CITATION.cff", "Makefile", "pyproject.toml", "environment.yml")
+FILES += ("Dockerfile", ".dockerignore", ".gitignore")
+# Below the title of a tree's README.md.
+PART = """
+A course's copy of the series, without `tests/`, `docs/book/`, `course/slides/` and `notebooks/src/`: `make test`, `make book`,
+`make slides` and what else needs them run in the full repository.
+"""
 COURSE = ROOT / "course"
 SHARED = 0.5  # of a region's lines: a kernel that has more of them in common is named
 
@@ -91,6 +97,8 @@ def _copy(tree: Path) -> None:
         shutil.copytree(ROOT / name, tree / name, ignore=leave)
     for name in FILES:
         shutil.copy(ROOT / name, tree / name)
+    title, _, rest = (tree / "README.md").read_text().partition("\n")
+    (tree / "README.md").write_text(f"{title}\n{PART}{rest}")
     (tree / "notebooks").mkdir()
     shutil.copy(NOTEBOOKS / "glossary.md", tree / "notebooks")
 

@@ -131,7 +131,8 @@ class OfCase(Assignment):
         line, mechanism = (answer and answer.diagnosis) or (None, "")
         there = line is not None and line in opened(self.id)._lines
         named = self.case.is_mechanism(mechanism)
-        said = "the line" if there else "no line was given" if line is None else f"line {line}: it is another one"
+        wrong = f"'{line}' is no number of a line" if isinstance(line, str) else f"line {line}: it is another one"
+        said = "the line" if there else "no line was given" if line is None else wrong
         yield Criterion("line", LINE * there, LINE, said)
         wrong = "it is another one" if mechanism in MECHANISMS else "there is none of this name"
         said = f"mechanism {mechanism[:40]}: {wrong}" if mechanism else "no mechanism was given"

@@ -24,7 +24,7 @@ from ..regions import Filled, RegionError
 from . import sandbox
 from .allowed import unfit
 from .assignments import Assignment, Criterion, assignment
-from .submission import Answer, answers, strays, why_none
+from .submission import Answer, answers, why_none
 
 STRICT = True  # kernels say and call only what `allowed` has; without it, the sandbox alone holds them
 MEMORY = 3 << 30  # bytes that a kernel's process may take besides what it begins with
@@ -139,10 +139,9 @@ def grade(path: Path, seed: int = 0, tasks: Sequence[str] = (), patience: Patien
         raise RuntimeError(reason)
     patience = patience or Patience()
     given = answers(path)
-    nothing = "" if given else why_none(path)
-    unknown = "".join(f"; `{line}` is no task" for line in strays(path)) if given else ""
-    if nothing and not tasks:
-        raise ValueError(f"it holds no answer: {nothing}")
+    others = why_none(path)
+    if not given and not tasks:
+        raise ValueError(f"it holds no answer: {others}")
     filled = [id for id, answer in given.items() if not answer.blank]
     wanted = [assignment(id) for id in dict.fromkeys(tasks) or sorted(filled or given)]
     ready: dict[str, tuple[Rung, Filled]] = {}
@@ -151,7 +150,8 @@ def grade(path: Path, seed: int = 0, tasks: Sequence[str] = (), patience: Patien
         try:
             ready[task.id] = _ready(task, given.get(task.id), seed)
         except ValueError as error:
-            refused[task.id] = str(error) + (f": {nothing}" if nothing else "") + unknown * (task.id not in given)
+            answered = task.id in given and not given[task.id].blank
+            refused[task.id] = str(error) if answered or not others else f"{error}: {others}"
     with tempfile.TemporaryDirectory(prefix="grading-") as name:
         folder = Path(name).resolve()
         late = _work(folder, [task for task in wanted if task.id in ready], ready, seed, patience)

@@ -12,6 +12,7 @@ from ..cases import CASES
 from ..regions import WHOLE, Head, RegionError, Typed, head, read
 from ..tasks.catalogue import about
 
+KINDS = (".cu", ".ipynb")  # of files that may be answers
 LARGEST = 8 << 20  # bytes of a file that is looked at
 MOST = 200  # files of a folder
 
@@ -24,7 +25,7 @@ class Answer:
     task: str
     bodies: dict[str, Typed]
     problem: str = ""
-    diagnosis: tuple[int | None, str] | None = None
+    diagnosis: tuple[int | str | None, str] | None = None
     blank: bool = False
 
 
@@ -38,40 +39,45 @@ def answers(path: Path) -> dict[str, Answer]:
     found: dict[str, Answer] = {}
     for file in _files(path):
         whole = _read(file)
-        case = _case(whole, file.name) if file.suffix == ".cu" else None
+        case = _case(whole, file.name) if file.suffix.lower() == ".cu" else None
         for answer in [case] if case else [_answer(*each) for each in _texts(whole, file)]:
             if answer and not (answer.blank and answer.task in found):
                 found[answer.task] = answer
     return found
 
 
-def strays(path: Path) -> list[str]:
-    """First lines of cells and files of a submission that ask for a region and name no task."""
-    every = (each for file in _files(path) for each in _texts(_read(file), file))
-    return [opening.line.strip() for opening, *rest in every if _answer(opening, *rest) is None]
-
-
 def why_none(path: Path) -> str:
-    """Why a submission holds no answer, as the end of a sentence that has named it."""
+    """Why a submission, or part of it, holds no answer, as the end of a sentence that has named it: of a folder file by file, zips too, and
+    of other files the first lines that ask for a region and name no task. Empty where all of it is answers."""
     if path.is_dir():
-        return "no `.cu` file or notebook in it is an answer to a task"
-    whole = _read(path)
-    if path.suffix == ".cu":
-        opening = head(whole, cell=False)
-        return "its regions are no task" if opening else "its first line has to be `// region: RUNG REGION`"
-    if path.suffix != ".ipynb":
+        inside = {str(file.relative_to(path)): why_none(file) for file in _files(path, (*KINDS, ".zip"))}
+        said = "; ".join(f"{name}: {why}" for name, why in inside.items() if why)
+        return said if inside else "there is no `.cu` file or notebook in it"
+    whole, kind = _read(path), path.suffix.lower()
+    if kind == ".cu" and _case(whole, path.name):
+        return ""
+    if texts := _texts(whole, path):
+        strays = [opening.line.strip().splitlines()[-1] for opening, *rest in texts if _answer(opening, *rest) is None]
+        return "; ".join(f"`{line[:80]}` is no task" for line in strays)
+    if kind not in KINDS:
         return "a submission is a `.cu` file, a notebook or a folder of these"
+    if path.stat().st_size > LARGEST:
+        return f"it has more than {LARGEST >> 20} MiB"
+    if "\0" in whole:
+        return "it is not in UTF-8"
+    if kind == ".cu":
+        return "its first line has to be `// region: RUNG REGION`"
     try:
         json.loads(whole)["cells"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return "it can't be read as a notebook"
-    return "the regions of its %%region cells are no task" if _texts(whole, path) else "no cell begins with %%region"
+    return "no cell begins with %%region"
 
 
-def _files(path: Path) -> list[Path]:
+def _files(path: Path, kinds: tuple[str, ...] = KINDS) -> list[Path]:
     if path.is_file():
         return [path]
-    inside = sorted(each for each in path.rglob("*") if each.suffix in (".cu", ".ipynb") and each.is_file())
+    inside = sorted(each for each in path.rglob("*") if each.suffix.lower() in kinds and each.is_file())
     real = path.resolve()
     return [each for each in inside if each.resolve().is_relative_to(real)][:MOST]  # a link may lead to somebody else's
 
@@ -86,7 +92,7 @@ def _read(file: Path) -> str:
 
 def _texts(text: str, file: Path) -> list[tuple[Head, str, str, int]]:
     """(first line, text, name, number of the text's first line) of every cell or file that is an answer."""
-    if file.suffix != ".ipynb":
+    if file.suffix.lower() != ".ipynb":
         opening = head(text, cell=False)
         return [(opening, text, file.name, 1)] if opening else []
     try:

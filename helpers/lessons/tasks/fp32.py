@@ -20,7 +20,8 @@ TASKS = (
         ),
         (
             "Head and tile come from blockIdx.x by / and %; the head splits into b and h in the same way.",
-            "Rows of Q and K begin at b * stride[0] + h * stride[1] + i * stride[2]; S is contiguous, so its index needs no strides.",
+            "Rows of Q and K begin at b * stride[0] + h * stride[1] + i * stride[2]; S is contiguous, so its index needs no strides, but "
+            "64 bits: S may have more than 2^31 elements.",
             "Leave when i >= a.Nq || j >= a.Nk; then one loop over c < a.D that adds q[c] * k[c].",
         ),
     ),
@@ -90,7 +91,7 @@ TASKS = (
     Task(
         "02.2",
         "merge_threads",
-        2,
+        3,
         "Write `merge_lanes` and `merge_threads`: every thread of a block brings a state and takes home the merged one.",
         (
             "State and merge(State, State) from above",
@@ -245,7 +246,8 @@ TASKS = (
             "a.LSE[head * Nq + i] = ln(l * 2^m)",
         ),
         (
-            "The lanes of a row differ in the bits T::TY .. 16: add l over them, with all lanes of the warp taking part.",
+            "The lanes of a row differ in the bits T::TY .. 16: add l over them, with all lanes of the warp taking part. Inside "
+            "if (i < a.Nq) the shuffles' result is undefined, even where the check finds it right.",
             "Columns c = 0..3 of O_reg lie at col0, columns 4..7 at col0 + d / 2: two store4 per row.",
             "ln(l 2^m) = (m + log2(l)) * fa::ln_2.",
         ),

@@ -98,8 +98,8 @@ TASKS = (
             "workspace[0]: an int, 0 when the kernel starts; Tile<d>::producer_registers",
         ),
         (
-            "query tiles blockIdx.x and then gridDim.x + atomicAdd(counter, 1) have been fetched while they exist; for each Q_i, and K_j "
-            "and V_j of head h / (a.H / a.Hkv), for j = j_last, j_last - Bc, .. 0",
+            "query tiles blockIdx.x and then gridDim.x + atomicAdd(counter, 1) have been fetched while they exist (a stride of gridDim.x is "
+            "right, too, but slower under a mask); for each Q_i, and K_j and V_j of head h / (a.H / a.Hkv), for j = j_last, j_last - Bc, .. 0",
             "work_smem of a Q stage holds its tile's Work, after the last one i0 = -1, written before its `full` barrier completes",
             "all threads of the warpgroup have returned; its registers are given back",
         ),

@@ -130,7 +130,8 @@ TASKS = (
         ),
         (
             "Row number from blockIdx.x and threadIdx.x / 32; b, h, i from it by / and %.",
-            "Each lane adds columns lane, lane + 32, ..; five shuffles; one lane writes.",
+            "Each lane adds columns lane, lane + 32, ..; five shuffles; one lane writes delta and the row's turn. Where a turn "
+            "doesn't begin at 0, CTAs wait for ever.",
         ),
     ),
     Task(
@@ -216,7 +217,8 @@ TASKS = (
         ),
         (
             "template <int d, typename T> __global__ void prepare(const fa_backward_args a) is defined",
-            "stats[0] = -LSE / scale, unseen(a) for rows from Nq on and where LSE = -inf; stats[1] = -delta = -rowsum(dO o O), 0 from Nq on",
+            "stats[0] = -LSE / scale, unseen(a) where LSE = -inf and for rows from Nq on (0 would do there: their Q and dO are 0); "
+            "stats[1] = -delta = -rowsum(dO o O), 0 from Nq on",
             "dQ_sum = 0, padding included",
         ),
         (

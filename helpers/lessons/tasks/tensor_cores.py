@@ -220,7 +220,8 @@ TASKS = (
             "a.LSE[head * Nq + i] = ln(l * 2^m)",
         ),
         (
-            "Two shuffles, mask 1 and 2, with all lanes of the warp taking part.",
+            "Two shuffles, mask 1 and 2, with all lanes of the warp taking part. Inside if (i < a.Nq) their result is undefined, even "
+            "where the check finds it right.",
             "Elements 2r and 2r + 1 of accumulator n are columns 8n + 2t and + 1 of a row: one 32-bit store.",
         ),
     ),
@@ -245,7 +246,10 @@ TASKS = (
             "O (Nq,d) = O_reg / l rounded to T, 0 where l = 0, for queries below Nq",
             "a.LSE[head * Nq + i] = ln(l * 2^m)",
         ),
-        ("As in 12, for r = 0 .. 3.", "All lanes shuffle, also those whose query is past the end."),
+        (
+            "As in 12, for r = 0 .. 3.",
+            "All lanes shuffle, also those whose query is past the end: else the result is undefined, even where the check finds it right.",
+        ),
     ),
     Task(
         "13.2",
@@ -265,7 +269,7 @@ TASKS = (
             "maximum with this tile, the same in the four lanes of a row; l_reg and O_reg multiplied by exp2(m_before - m_reg)",
             "raise_maximum_by_P() is callable where S_reg is exp2(S - m_reg) already, with a sum above largest_sum: it does the same, and "
             "divides S_reg and row_sum as well, and sets largest_sum to 4; it returns false, for the whole warp, and changes nothing "
-            "where a sum is 1e30 or more",
+            "where a sum is 1e30 or more (no case tells 4 from 32, nor 1e30 from 3e38)",
             "round_P() is callable: P_reg is S_reg rounded, as A fragments",
         ),
         (

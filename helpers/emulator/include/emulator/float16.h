@@ -15,8 +15,8 @@ struct T {
   T(double x) : emu_bits(T_BITS(emu::to_odd(x))) {}
   T(int x) : T(double(x)) {}
   T(unsigned x) : T(double(x)) {}
-  T(long long x) : T(emu::to_odd(x)) {}
-  T(unsigned long long x) : T(emu::to_odd(x)) {}
+  T(long long x) : T(emu::integer_to_odd(x)) {}
+  T(unsigned long long x) : T(emu::integer_to_odd(x)) {}
   T(short x) : T(double(x)) {}
   T(unsigned short x) : T(double(x)) {}
   T(T_RAW x) : emu_bits(x.x) {}

@@ -1,5 +1,6 @@
 // What the source translation (translate.py) writes in place of CUDA's own syntax.
 //   kernel<<<grid, block, bytes>>>(q, k)   ->  ::emu::prepare("kernel", kernel, ::emu::Shape(grid, block, bytes))(q, k)
+//   __launch_bounds__(256, 2) … {          ->  {  ::emu::launch_bounds(256, 2);
 //   __shared__ float x[8];                 ->  struct emu_shared_1 { float x[8]; }; auto& x = ::emu::shared<emu_shared_1, float[8]>("x").x
 //   extern __shared__ char smem[];         ->  char (&smem)[] = the block's dynamic shared memory
 //   const __grid_constant__ Maps maps      ->  const Maps &maps, of which the grid has one
@@ -63,9 +64,10 @@ inline Array& dynamic_array(const char* name) {
   return *static_cast<Array*>(dynamic_shared(name));
 }
 
-// A place of shared memory, a pointer or an address of PTX, which `note` hears of under its name.
+// A place of shared memory, a pointer or an address of PTX, which `note` hears of under its name. A constant is none.
 template <void (*note)(const char*, uint64_t), class T>
-inline T noted(const char* name, T place) {
+constexpr T noted(const char* name, T place) {
+  if (__builtin_is_constant_evaluated()) return place;
   if constexpr (std::is_pointer_v<T>)
     note(name, reinterpret_cast<uint64_t>(place));
   else if constexpr (std::is_integral_v<T>)
@@ -75,7 +77,7 @@ inline T noted(const char* name, T place) {
 
 // `float *K_smem = smem + n;` in a kernel -> `float *K_smem = ::emu::named("K_smem", smem + n);`
 template <class T>
-inline T named(const char* name, T place) { return noted<name_shared>(name, place); }
+constexpr T named(const char* name, T place) { return noted<name_shared>(name, place); }
 
 // `mbarrier_init(K_full + 8 * s, 1)` -> `mbarrier_init(::emu::named_mbarrier("K_full", K_full + 8 * s), 1)`
 template <class T>

@@ -15,7 +15,7 @@ inline float to_odd(double x) {
 
 // The same of an integer, to double.
 template <class Integer>
-inline double to_odd(Integer x) {
+inline double integer_to_odd(Integer x) {
   const double nearest = static_cast<double>(x);
   const __int128 back = static_cast<__int128>(nearest);
   uint64_t bits = bit_cast<uint64_t>(nearest);

@@ -84,6 +84,7 @@ struct Launch {
   size_t argument_bytes;
 };
 void launch(const Launch&);
+void launch_bounds(unsigned threads, unsigned = 0, unsigned = 0);  // of the kernel that runs: CUDA launches no more
 
 // ---- the runtime API's state
 int get_last_error(bool clear);
