@@ -28,13 +28,14 @@ __device__ float scores(float *p, const float *q, const float *K_smem, int keys,
 
 // p (Bc) becomes P~, and the row's o (d), m and l in HBM take the tile in; returns the new l
 __device__ float merge(float *o, float *m, float *l, float *p, float m_new, const float *V_smem, int keys, bool first) {
-  const float kept = first ? 0.f : expf(*m - m_new) * *l;
+  const float m_finite = m_new == -FA_INFINITY ? 0.f : m_new; // where all scores so far are -inf, each exp is 0
+  const float kept = first ? 0.f : expf(*m - m_finite) * *l;
   float l_new = kept;
-  for (int c = 0; c < keys; ++c) p[c] = expf(p[c] - m_new), l_new += p[c];
+  for (int c = 0; c < keys; ++c) p[c] = expf(p[c] - m_finite), l_new += p[c];
   for (int x = 0; x < d; ++x) {
     float pv = 0.f;
     for (int c = 0; c < keys; ++c) pv += p[c] * V_smem[c * d + x];
-    o[x] = ((first ? 0.f : kept * o[x]) + pv) / l_new;
+    o[x] = l_new > 0.f ? ((first ? 0.f : kept * o[x]) + pv) / l_new : 0.f;
   }
   *m = m_new, *l = l_new;
   return l_new;
