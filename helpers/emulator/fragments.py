@@ -5,11 +5,11 @@ pictures are drawn from them. A fragment's element is named by the lane (0 to 31
 that the lane holds: two to a 32-bit register of 16-bit elements, the lower half first, else one. Every function gives
 (row, column) of the matrix that the instruction multiplies: A (16, k), B (k, 8), C and D (16, 8).
 
-PTX ISA, chapter "Warp Level Matrix Instructions"; the figures' groupID is lane / 4, their threadID_in_group lane % 4.
+PTX ISA, chapter "Warp Level Matrix Multiply-Accumulate Instructions"; the figures' groupID is lane / 4, their threadID_in_group lane % 4.
 
 wgmma.mma_async multiplies A (64, k) by B (k, N); its fragments are named by the thread of the warpgroup (0 to 127).
 An operand in shared memory is found through a descriptor: `Descriptor`. PTX ISA, chapter "Asynchronous Warpgroup Level
-Matrix Instructions".
+Matrix Multiply-Accumulate Instructions".
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def operand_chunk(swizzle: int, mn_major: bool, mn: int, k: int) -> tuple[int, i
 
     K-major: the chunk is ``k`` (0 or 1) of row ``mn``. MN-major: chunk ``mn`` of row ``k`` (0 to 15), so that 8 consecutive
     rows or columns of 16-bit elements lie in it. swizzle: 0, 32, 64 or 128 bytes.
-    PTX ISA, "Strides" and "Canonical layouts"."""
+    PTX ISA, "Major-ness supported by Strides" and "Canonical layouts"."""
     if not mn_major:
         row, group = mn % 8, mn // 8
         return (row * 16, k, group) if swizzle == 0 else (row * swizzle + k * 16, 0, group)

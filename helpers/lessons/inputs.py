@@ -15,7 +15,7 @@ from torch import Tensor
 from ..ladder.instances import of_head_dimension, single
 from ..ladder.rung import Rung
 from ..run import merging
-from ..run.reference import DTYPES, Case, by_head, hide, moved
+from ..run.reference import DTYPES, Case, by_head, hide, moved, steepen
 
 ANY_D = (24, 40, 64)  # for rungs that take any head dimension
 SLOW = "22_backward_fp32"  # on an emulator, with D = 128
@@ -205,6 +205,11 @@ def _backward(draw: Draw) -> Iterator[Case]:
         there = {name: moved(getattr(case, name), kind, "cpu") for name in "qkv"}
         there["do"] = (by_head(do) if case.name.startswith("strided") else do).to(kind)
         yield replace(case, name=case.name.partition(":")[0], **there)
+    q, k, v = dice.qkv(dice.about(66), dice.about(80))
+    do = dice.randn(*q.shape)
+    scale = steepen(q, k, v, do)
+    q, k, v, do = (x.to(dice.dtype) for x in (q, k, v, do))
+    yield Case("gradients that fit 16 bits only once they are scaled", q, k, v, do=do, scale=scale)
     if "deterministic" in features:
         q, k, v = (x.to(dice.dtype) for x in dice.qkv(dice.about(130), dice.about(290)))
         do = dice.randn(*q.shape).to(dice.dtype)

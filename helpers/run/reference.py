@@ -389,7 +389,7 @@ def cases(rung=None, device: str | torch.device = "cpu", size: str = "small") ->
                 forward = itertools.chain(forward, _family_cases(D, size, features, name))
             if isinstance(rung, Rung) and op == "attention":
                 forward = itertools.chain(forward, _hidden_cases(D))
-            made = forward if op == "attention" else _with_gradient(forward)
+            made = forward if op == "attention" else itertools.chain(_with_gradient(forward), _steep_cases(D))
         suffix = "" if len(dtypes) == 1 else f", {name}"
         for case in made:
             floats = ("q", "k", "v", "s", "do")
@@ -521,6 +521,23 @@ def _hidden_cases(D: tuple[int, ...]) -> Iterator[Case]:
     q, k, v = (torch.randn(1, 2, n, d, generator=generator) for n in (40, 200, 200))
     hide(q, k)
     yield Case("keys of -inf, rows fully masked", q, k, v)
+
+
+def steepen(q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> float:
+    """Multiplies random q, k, v and do in place, so that sums of dS K and dS^T Q pass the largest number of fp16, 65504; returns the
+    scale by which dQ and dK do not."""
+    for x, factor in ((q, 16.0), (k, 16.0), (v, 16.0), (do, 128.0)):
+        x *= factor
+    return 2.0**-12
+
+
+def _steep_cases(D: tuple[int, ...]) -> Iterator[Case]:
+    """Gradients that fit 16 bits only once they are scaled."""
+    d = 64 if 64 in D else D[0]
+    generator = torch.Generator().manual_seed(950)
+    q, k, v, do = (torch.randn(1, 2, n, d, generator=generator) for n in (70, 90, 90, 70))
+    scale = steepen(q, k, v, do)
+    yield Case("dQ and dK beyond 65504 before they are scaled", q, k, v, do=do, scale=scale)
 
 
 def _model_cases(D: tuple[int, ...], size: str, features: tuple[str, ...]) -> Iterator[Case]:

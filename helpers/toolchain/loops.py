@@ -83,7 +83,7 @@ def waits(lines: Sequence[Line]) -> list[tuple[int, int]]:
 
 def from_one_bank(lines: Sequence[Line], opcode: str = "FFMA") -> int:
     """How many of the instructions `opcode` fetch two registers or more from one bank of the register file, of which there are two:
-    registers with even numbers, and with odd ones (Jia et al., arXiv 1804.06826). An operand marked .reuse isn't counted, it
+    registers with even numbers, and with odd ones (Jia et al., arXiv 1804.06826, for Volta). An operand marked .reuse isn't counted, it
     is kept at hand; nor is a uniform register, which lies elsewhere."""
     fetched = [
         set(re.findall(r"(?<!U)R(\d+)(?!\d|\.reuse)", operands.partition(",")[2]))

@@ -236,7 +236,7 @@ print("same cells, same lane, same order:", all(S(lane, i) == A(lane, i) for lan
 # %% [markdown]
 # ## 5 · Split Q, not K
 #
-# A CTA has four warps. FlashAttention-1's tensor-core kernel gave each of them a quarter of the *keys*; their results then had to be added up through shared memory. FlashAttention-2 gives each a quarter of the *queries* (its paper, section 3.3, calls the two "split-K" and "split-Q"). A warp owns its rows of $S$, of $O$, of $m$ and $l$;
+# A CTA has four warps. FlashAttention-1's tensor-core kernel gave each of them a quarter of the *keys*; their results then had to be added up through shared memory. FlashAttention-2 gives each a quarter of the *queries* (its paper, section 3.3; the first way is "split-K", the second is often called "split-Q"). A warp owns its rows of $S$, of $O$, of $m$ and $l$;
 # it never waits for another warp except when the tiles of K and V change.
 
 # %%

@@ -722,4 +722,4 @@ progress()
 #
 # </details>
 #
-# **References**: [PTX ISA](https://docs.nvidia.com/cuda/parallel-thread-execution/), "Asynchronous Warpgroup Level Matrix Instructions" (descriptors, layouts, fences), "Data Movement and Conversion Instructions" (cp.async.bulk.tensor), "Parallel Synchronization and Communication Instructions" (mbarrier); [CUDA Driver API](https://docs.nvidia.com/cuda/cuda-driver-api/), "Tensor Map Object Management"; [FlashAttention-3](https://arxiv.org/abs/2407.08608), section 3.
+# **References**: [PTX ISA](https://docs.nvidia.com/cuda/parallel-thread-execution/), "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions" (descriptors, layouts, fences), "Data Movement and Conversion Instructions" (cp.async.bulk.tensor), "Parallel Synchronization and Communication Instructions" (mbarrier); [CUDA Driver API](https://docs.nvidia.com/cuda/cuda-driver-api/), "Tensor Map Object Management"; [FlashAttention-3](https://arxiv.org/abs/2407.08608), section 3.

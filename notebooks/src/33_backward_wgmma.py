@@ -694,4 +694,4 @@ progress()
 #
 # </details>
 #
-# **References**: [PTX ISA](https://docs.nvidia.com/cuda/parallel-thread-execution/), "Asynchronous Warpgroup Level Matrix Instructions", "Async proxy" and "Data Movement and Conversion Instructions" (cp.reduce.async.bulk); [FlashAttention-2](https://arxiv.org/abs/2307.08691), Algorithm 2; [FlashAttention-3](https://arxiv.org/abs/2407.08608); NVIDIA H100 Tensor Core GPU Architecture (white paper).
+# **References**: [PTX ISA](https://docs.nvidia.com/cuda/parallel-thread-execution/), "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions", "Async proxy" and "Data Movement and Conversion Instructions" (cp.reduce.async.bulk); [FlashAttention-2](https://arxiv.org/abs/2307.08691), Algorithm 2; [FlashAttention-3](https://arxiv.org/abs/2407.08608); NVIDIA H100 Tensor Core GPU Architecture (white paper).

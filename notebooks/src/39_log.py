@@ -155,7 +155,7 @@ print(textwrap.fill(record.about("32_ping_pong", "steps")["counters"], 110))
 # %% [markdown]
 # ### Two banks of registers
 #
-# An `FFMA` before each exponential takes three operands: an element of $S$, the scale and $-m$. Registers lie in two banks, the even numbers in one and the odd ones in the other ([Jia et al., 2018](https://arxiv.org/abs/1804.06826)). What an instruction marks `.reuse` is at hand for those behind it; the rest has to be fetched, and two fetches from one bank take a cycle more. How many of the `FFMA` fetch two registers from one bank, in the loop at $d = 64$ and at 128:
+# An `FFMA` before each exponential takes three operands: an element of $S$, the scale and $-m$. Registers lie in two banks, the even numbers in one and the odd ones in the other ([Jia et al., 2018](https://arxiv.org/abs/1804.06826), for Volta). What an instruction marks `.reuse` is at hand for those behind it; the rest has to be fetched, and here two fetches from one bank seem to take a cycle more ([51](51_one_sided.ipynb) says what that cost). How many of the `FFMA` fetch two registers from one bank, in the loop at $d = 64$ and at 128:
 
 # %% tags=["raises-exception"]
 {D: loops.from_one_bank(sass.loop_lines("32_ping_pong", D, kernel="ping_pong")) for D in (64, 128)}

@@ -96,7 +96,7 @@ languages.region("triton_tiles", "step")
 languages.region("triton_tiles", "kernel")
 
 # %% [markdown]
-# **cuTile**, NVIDIA's own tile language, goes a step further. A load names a tile by its number in the array, so there are no pointers and no offsets, and there is no number of stages: the compiler decides how far ahead to copy, and which warps do it.
+# **cuTile**, NVIDIA's own tile language, goes a step further. A load names a tile by its number in the array, so there are no pointers and no offsets, and there is no number of stages: the compiler decides how far ahead to copy, and which warps do it, unless a hint tells it (`latency`, `allow_tma`).
 
 # %%
 languages.region("cutile_tiles", "step")
@@ -145,7 +145,7 @@ languages.region("c_openmp", "product")
 languages.decisions()
 
 # %% [markdown]
-# **What to see.** Below the first two rows, loops over tiles in NumPy and in PyTorch (`torch_eager`), there are three groups. In the first (`torch_compile`, `flex_attention`), even the tile is somebody else's. In the second you choose the tile, perhaps a number of stages, and in Triton a descriptor for each array; waits and registers can't be said, so they can't be wrong: the races in shared memory of [91](91_bug_museum.ipynb) can't be written in these languages. In the third group everything is yours, and so are its bugs.
+# **What to see.** Below the first two rows, loops over tiles in NumPy and in PyTorch (`torch_eager`), there are three groups. In the first (`torch_compile`, `flex_attention`), even the tile is somebody else's. In the second you choose the tile, perhaps the warps and a number of stages, and in Triton a descriptor for each array; waits and registers can't be said, so they can't be wrong: the races in shared memory of [91](91_bug_museum.ipynb) can't be written in these languages. In the third group everything is yours, and so are its bugs.
 #
 # ## Run and check
 #
@@ -361,7 +361,7 @@ exercise.verify("40.2", said)
 # cannot_wait = {"triton_tiles", "cutile_tiles", "pallas_tiles", "numba_kernel"}
 # ```
 #
-# CuTe has `cp_async_wait<n>` in both languages, Gluon an mbarrier for each copy. In Triton and Pallas the compiler places the waits, and you choose only how many stages there are; in cuTile not even that. (Pallas has a second back end for Hopper, Mosaic GPU, with copies and barriers by name.)
+# CuTe has `cp_async_wait<n>` in both languages, Gluon an mbarrier for each copy. In Triton and Pallas the compiler places the waits, and you choose only how many stages there are; in cuTile you can only hint how long a load takes. (This file takes Pallas's Triton back end, deprecated since JAX 0.11; the main one is Mosaic GPU, for Hopper and newer, with copies and barriers by name.)
 #
 # </details>
 

@@ -83,7 +83,7 @@ predict(notices, "no" if torch.allclose(o, exact.float(), atol=1e-2) else "yes",
 # 2. Compute it with **plain PyTorch in the kernel's own precision**. Its error against "exact" is what rounding costs an ordinary implementation.
 # 3. The **budget** is twice that, plus four *ulps* of fp32 (units in the last place: the distance from one number to the next) of the largest intermediate sum, which no order of summing avoids, and one of the output's own type at its largest element.
 #
-# The idea is that of [flash-attention's tests](https://github.com/Dao-AILab/flash-attention/blob/main/tests/test_flash_attn.py). They differ in the details. Their exact answer is computed in fp32. FlashAttention-2's tests allow $O$ twice PyTorch's error and the gradients three times, and add nothing; FlashAttention-3's and 4's allow twice for all, and add twice the error that adding and subtracting 0.3 makes. So neither rule is stricter everywhere.
+# The idea is that of [flash-attention's tests](https://github.com/Dao-AILab/flash-attention/blob/main/tests/test_flash_attn.py). They differ in the details. Their exact answer is computed in fp32. FlashAttention-2's main tests allow $O$ twice PyTorch's error and the gradients three times, and add nothing; FlashAttention-3's and 4's allow twice for all (three times with a softcap), and add twice the error that adding and subtracting 0.3 makes. So neither rule is stricter everywhere.
 #
 # `compare` holds one pair of outputs against the budget; `check` does so for a list of cases.
 

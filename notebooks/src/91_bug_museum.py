@@ -51,7 +51,7 @@ from helpers import check, checks, draw_proof, exercise, museum, predict, progre
 #
 # ### A maximum that starts at zero
 #
-# A sum starts at zero; a running maximum has to start at the neutral element of max, $-\infty$. (`FLT_MIN` is as wrong as zero: it is the smallest positive number, not the lowest.)
+# A sum starts at zero; a running maximum has to start at the neutral element of max, $-\infty$. (`FLT_MIN` is as wrong as zero: it is the smallest positive normal number, not the lowest.)
 #
 # *Known*: [FlashInfer 4267](https://github.com/flashinfer-ai/flashinfer/issues/4267): the maximum began at −50000; a row of a real model had all its scores below that, and its output was zero.
 

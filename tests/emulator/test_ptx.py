@@ -82,7 +82,7 @@ def failures(bodies: list[str], number: int, before: str = "", **arrays: np.ndar
     return str(caught.value)
 
 
-# ---- the formulas of the PTX ISA, chapter "Warp Level Matrix Instructions"
+# ---- the formulas of the PTX ISA, chapter "Warp Level Matrix Multiply-Accumulate Instructions"
 
 
 def group_and_thread(lane):

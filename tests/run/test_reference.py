@@ -8,6 +8,8 @@ import torch
 
 from helpers import check, reference, rung
 from helpers.ladder.contract import prepare
+from helpers.lessons import inputs
+from helpers.run.check import compare
 from helpers.run.families import FAMILIES
 
 
@@ -223,6 +225,21 @@ def test_a_rung_meets_tiles_and_rows_of_minus_infinity():
         assert (o[~seen.any(-1)] == 0).all() and ((lse == -torch.inf) == ~seen.any(-1)).all()
     same = SimpleNamespace(op="attention", dtypes=("fp32",), D=(64,))  # as an implementation in another language
     assert all(x.isfinite().all() for case in reference.cases(same) for x in case.inputs)
+
+
+@pytest.mark.parametrize("stem", ["23_backward_mma", "33_backward_wgmma"])
+def test_a_gradient_rounded_to_fp16_before_it_is_scaled_is_wrong(stem):
+    drawn = next(one for seed in range(9) if (one := inputs.draw(rung(stem), seed)).dtype == "fp16")
+    for made in (reference.cases(rung(stem)), drawn.cases()):
+        wrong = []
+        for case in made:
+            if case.q.dtype == torch.float16 and case.scale is not None and case.scale:
+                dq, dk, dv = case.baseline()
+                early = [(x / case.scale).half() * case.scale for x in case.exact()[:2]]
+                assert all(part.ok for part in compare(case, (dq, dk, dv)))
+                found = [compare(case, three) for three in ((early[0].half(), dk, dv), (dq, early[1].half(), dv))]
+                wrong += [case.name] if not any(all(part.ok for part in parts) for parts in found) else []
+        assert len(wrong) == 1 and "scaled" in wrong[0]
 
 
 def test_the_first_element_stays_where_it_is():

@@ -1,4 +1,4 @@
-// Matrix instructions of a warp. PTX ISA, "Warp Level Matrix Instructions"; which lane holds what is in the tables that
+// Matrix instructions of a warp. PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions"; which lane holds what is in the tables that
 // are made from helpers/emulator/fragments.py. The last lane to come computes for all 32.
 //
 // mma.sync: products are exact in fp32, and a sum starts with C and takes the products in the order of k, each sum rounded

@@ -1,5 +1,5 @@
 // Instructions of a warpgroup, four warps of which the first's number is a multiple of 4. PTX ISA, "Asynchronous Warpgroup
-// Level Matrix Instructions" (wgmma) and "Miscellaneous Instructions" (setmaxnreg).
+// Level Matrix Multiply-Accumulate Instructions" (wgmma) and "Miscellaneous Instructions" (setmaxnreg).
 //
 // wgmma.mma_async only starts a product. What happens here then is the latest that the program allows: the accumulators,
 // variables on the kernel's stack, hold NaNs from the instruction on; the operands in shared memory are read when the first

@@ -29,9 +29,9 @@ template <int n> __device__ __forceinline__ void cp_async_bulk_wait_group() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(n) : "memory");
 }
 
-// --- stmatrix: "Warp Level Matrix Instructions", "Warp-level matrix store instruction: stmatrix". ldmatrix_x4 the other way:
-// lane l gives the address of row l % 8 of matrix l / 8, and of every matrix the elements (row l / 4, columns 2 (l % 4)
-// and + 1); with .trans (rows 2 (l % 4) and + 1, column l / 4).
+// --- stmatrix: "Warp Level Matrix Multiply-Accumulate Instructions", "Warp-level matrix store instruction:
+// stmatrix". ldmatrix_x4 the other way: lane l gives the address of row l % 8 of matrix l / 8, and of every matrix the
+// elements (row l / 4, columns 2 (l % 4) and + 1); with .trans (rows 2 (l % 4) and + 1, column l / 4).
 
 __device__ __forceinline__ void stmatrix_x4(uint32_t row, const uint32_t (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(r[0]), "r"(r[1]),

@@ -9,7 +9,7 @@ namespace fa {
 // PTX addresses shared memory with 32 bits: the offset in the CTA's window, not a C++ pointer.
 __device__ __forceinline__ uint32_t smem_address(const void *p) { return uint32_t(__cvta_generic_to_shared(p)); }
 
-// --- ldmatrix: "Warp Level Matrix Instructions", "Warp-level matrix load instruction: ldmatrix"
+// --- ldmatrix: "Warp Level Matrix Multiply-Accumulate Instructions", "Warp-level matrix load instruction: ldmatrix"
 // A warp loads 8 x 8 matrices of 16-bit elements, each row 16 bytes at any 16-byte aligned address. Lane l gives the
 // address of row l % 8 of matrix l / 8 (x1: lanes 0 to 7, x2: 0 to 15) and receives, of every matrix, the elements
 // (row l / 4, columns 2 (l % 4) and + 1); with .trans (rows 2 (l % 4) and + 1, column l / 4).
@@ -46,7 +46,7 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], const void *
                : "memory");
 }
 
-// --- mma: "Warp Level Matrix Instructions", "Matrix Fragments for mma.m16n8k16 with floating point type"
+// --- mma: "Warp Level Matrix Multiply-Accumulate Instructions", "Matrix Fragments for mma.m16n8k16 with floating point type"
 // C (16, 8) += A (16, 16) B (16, 8) by one warp, A and B of 16-bit elements, C in float. With g = lane / 4, t = lane % 4:
 // a[0], a[1]: rows g, g + 8 of A, columns 2t and 2t + 1; a[2], a[3]: the same rows, columns 2t + 8 and 2t + 9;
 // b0, b1:     column g of B, rows 2t and 2t + 1, and 2t + 8 and 2t + 9;

@@ -166,9 +166,9 @@ inline cudaError_t encode_tile(CUtensorMap *map, int32_t dtype, const void *base
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-// --- wgmma: "Asynchronous Warpgroup Level Matrix Instructions". Four warps, a warpgroup, multiply (64, 16) by (16, N);
-// warp w of the CTA holds rows 16 (w % 4) to 16 (w % 4) + 15, laid out as mma_m16n8k16's. The instruction only starts the
-// product: registers that it reads or writes belong to it until a wait.
+// --- wgmma: "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions". Four warps, a warpgroup,
+// multiply (64, 16) by (16, N); warp w of the CTA holds rows 16 (w % 4) to 16 (w % 4) + 15, laid out as mma_m16n8k16's. The
+// instruction only starts the product: registers that it reads or writes belong to it until a wait.
 
 // Before the first product, and before one that uses registers written since the last fence: what was written is in them.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
