@@ -17,7 +17,7 @@
 //            D=128, 64 KB per block: CTAs/SM=1
 // arch:      sm_75
 // paper:     FlashAttention-2, Algorithm 1 and section 3.3 (arXiv 2307.08691)
-// speed:     H200, N >= 1024: 48 to 55 TFLOP/s in fp16 and bf16 alike, 0.18 x SDPA FLASH at D=64 and 0.15 x at D=128.
+// speed:     H200, N >= 1024: 49 to 55 TFLOP/s in fp16 and bf16 alike, 0.18 x SDPA FLASH at D=64 and 0.15 x at D=128.
 //            Every ldmatrix meets bank conflicts, eight rows in the same banks (D=32: four); the tensor cores wait.
 #include <fa/arch.cuh>
 #include <fa/args.cuh>

@@ -17,7 +17,7 @@
 //            D=128, 163 KB per block or less: Br=256 Bc=32 threads=256 smem=96 KB CTAs/SM=1
 // arch:      sm_80
 // paper:     FlashAttention-2, Algorithm 1 and section 3.3 (arXiv 2307.08691)
-// speed:     H200, N >= 1024: 359 to 402 TFLOP/s at D=64, 395 to 432 at D=128; 1.30 x SDPA FLASH at D=64 and 1.22 x at
+// speed:     H200, N >= 1024: 359 to 406 TFLOP/s at D=64, 395 to 440 at D=128; 1.30 x SDPA FLASH at D=64 and 1.22 x at
 //            D=128, at N=512 1.19 x and 1.13 x (D=64 with the tiles tuned there: three stages, 64 KB)
 #include <fa/arch.cuh>
 #include <fa/args.cuh>

@@ -19,7 +19,7 @@
 //            D=128: Br=128 Bc=64 threads=128 smem=97 KB CTAs/SM=2
 // arch:      sm_80
 // paper:     FlashAttention-2, section 3.1.1, causal masking (arXiv 2307.08691); GQA (arXiv 2305.13245)
-// speed:     H200, causal, N = 1024 to 16384: 272 to 405 TFLOP/s at D=64, 306 to 432 at D=128: 1.29 x and 1.30 x SDPA
+// speed:     H200, causal, N = 1024 to 16384: 272 to 405 TFLOP/s at D=64, 306 to 432 at D=128: 1.29 x and 1.31 x SDPA
 //            FLASH; 64 heads on 8 1.00 to 1.02 x as fast as 64 on 64; packed batches of random lengths at 0.91 to 0.99 of
 //            what their sequences reach in full batches of one length
 #include <fa/arch.cuh>

@@ -18,7 +18,7 @@
 //            D=128, 99 KB per block: Br=32 Bc=64 threads=128 smem=81 KB CTAs/SM=1
 // arch:      sm_80
 // paper:     FlashAttention-2, Algorithm 2 (arXiv 2307.08691)
-// speed:     H200, N >= 1024: 268 to 325 TFLOP/s at D=64, 249 to 313 at D=128: 1.20 x and 1.06 x SDPA FLASH; causal 1.27 x
+// speed:     H200, N >= 1024: 267 to 331 TFLOP/s at D=64, 249 to 316 at D=128: 1.20 x and 1.06 x SDPA FLASH; causal 1.27 x
 //            and 1.10 x
 #include <fa/arch.cuh>
 #include <fa/half.cuh>

@@ -12,7 +12,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from .arguments import known_names, positive
+from ..ladder.errors import ToolkitError
+from .arguments import positive
 
 EXAMPLES = (
     "grade work/04_online_update.cu",
@@ -42,6 +43,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from ..lessons.cases import CASES
     from ..lessons.grading.assignments import assignment
     from ..lessons.grading.grade import Grade, grade, refusal
 
@@ -51,9 +53,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(
             f"--gradescope {to}: " + ("it is a folder" if to.is_dir() else f"there is no folder {to.parent}")
         )
-    with known_names():
-        for id in arguments.tasks:
+    for id in arguments.tasks:
+        try:
             assignment(id)
+        except KeyError as error:
+            cases = "" if id.startswith("case.") else f", and case.1 to case.{len(CASES)}"
+            raise ValueError(f"{error.args[0]}{cases}") from None
 
     def graded(path: Path) -> Grade | Exception:
         try:
@@ -66,7 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
     with ThreadPoolExecutor(arguments.jobs) as pool:  # each waits for a process of its own
         for path, found in zip(arguments.submissions, pool.map(graded, arguments.submissions), strict=True):
             if isinstance(found, Exception):
-                full, why = False, f"{path} is not graded: {type(found).__name__}: {found}"
+                told = isinstance(found, (ValueError, ToolkitError, OSError))  # a sentence for whoever handed it in
+                full, why = False, f"{path} is not graded: {'' if told else f'{type(found).__name__}: '}{found}"
                 results = {"score": 0, "output": why, "tests": []}
                 print(why, file=sys.stderr, flush=True)
                 if arguments.json:

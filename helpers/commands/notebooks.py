@@ -19,7 +19,7 @@ EXAMPLES = (
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("stems", nargs="*", metavar="STEM", help="notebooks, like 03_fa1_fp32; all by default")
+    parser.add_argument("stems", nargs="*", metavar="STEM", help="notebooks, like 03_fa1_fp32 or 03; all by default")
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--from-text", action="store_true", help="write the text's cells into the notebook instead")
     instead.add_argument("--to-text", action="store_true", help="write the notebook's cells into its text instead")

@@ -318,9 +318,16 @@ def in_languages(arguments: argparse.Namespace) -> int:
 
 def heads(arguments: argparse.Namespace) -> int:
     """Records Q, K and V of a few heads of trained models, and how peaked every head is."""
+    import torch
+
     from ..lessons.heads import LENGTH, record_heads
 
     if unknown := set(arguments.models) - set(LENGTH):
         raise ValueError(f"no model {', '.join(sorted(unknown))}; there are {', '.join(LENGTH)}")
-    record_heads(arguments.models or list(LENGTH))
+    models = arguments.models or list(LENGTH)
+    if "gpt" in models and not torch.cuda.is_available():
+        raise RuntimeError(
+            "gpt is trained on a GPU only, and there is none; `python -m helpers record heads rxnmapper` needs none"
+        )
+    record_heads(models)
     return 0

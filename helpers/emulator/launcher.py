@@ -69,8 +69,9 @@ OWN_NAMES = [] if sys.platform == "darwin" else ["-Wl,-Bsymbolic"]
 # __noinline__; guarding all functions would take a tenth more of its time.
 COMPILER_FLAGS = {
     # Since clang merges what branches have in common, duplicates what follows them, and leaves out loads that a store to the
-    # same place follows; tests/release/counts.py shows what each is for.
+    # same place follows; tests/release/counts.py shows what each is for. (It warns of a flag that it has no use for on this machine.)
     "clang": """
+    -Wno-unused-command-line-argument
     -fsanitize=array-bounds -fstack-protector-strong -fno-vectorize -fno-slp-vectorize -fno-finite-loops -fno-builtin-memset
     -mllvm -tsan-instrument-func-entry-exit=0 -mllvm -tsan-distinguish-volatile=1 -mllvm -tsan-instrument-read-before-write=1
     -mllvm -disable-loop-idiom-all -mllvm -disable-vector-combine -mllvm -disable-block-placement
@@ -90,7 +91,10 @@ COMPILER_FLAGS = {
 }
 
 # Passes of gcc's that take a sixth of the runtime's compilation and make it no faster.
-RUNTIME_COMPILER_FLAGS = {"clang": [], "gcc": "-fno-tree-pre -fno-tree-vrp -fno-gcse -fno-schedule-insns2".split()}
+RUNTIME_COMPILER_FLAGS = {
+    "clang": ["-Wno-unused-command-line-argument"],
+    "gcc": "-fno-tree-pre -fno-tree-vrp -fno-gcse -fno-schedule-insns2".split(),
+}
 
 _one_at_a_time = threading.RLock()
 
@@ -103,7 +107,7 @@ def _quoting(words: str, path: Path, source: str) -> str:
     """The compiler's words, with the lines that it couldn't quote because their source is in no file."""
     if path.exists():
         return words
-    lines = source.splitlines()
+    lines = source.split("\n")  # as compilers count them
 
     def quote(found: re.Match[str]) -> str:
         number = int(found["line"])

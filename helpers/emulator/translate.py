@@ -325,10 +325,18 @@ class Translation:
             return
         end = k + 2
         while self.text(end) not in (",", ";"):
-            cast = self.text(end) == "<" and self.text(end - 1).endswith("_cast")
-            if end >= len(self.code) or self.text(end) in CLOSING or (self.text(end) == "<" and not cast):
+            if end >= len(self.code) or self.text(end) in CLOSING:
                 return
-            end = self.closing_angle(end) if cast else self.closing(end) if self.text(end) in BRACKETS else end
+            if self.text(end) == "<":
+                try:
+                    last = self.closing_angle(end)
+                except TranslationError:
+                    return
+                if not (self.text(end - 1).endswith("_cast") or self.text(last + 1) == "::"):  # it may compare
+                    return
+                end = last
+            elif self.text(end) in BRACKETS:
+                end = self.closing(end)
             end += 1
         self.put(k + 1, f'= ::emu::named("{self.text(k)}",')
         self.put(end, f"){self.text(end)}")

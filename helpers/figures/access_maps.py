@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 from ..emulator import banks
 from ..emulator.trace import Access
 from .style import CARD, INK, MUTED, ORANGE, PALEST, QUARTERS, WASTED, Picture, blank, picture, styled
-from .words import many, place
+from .words import SOURCES, many, place
 
 
 def colour(lane: int) -> tuple[float, float, float]:
@@ -34,14 +34,15 @@ def _fitting(lanes: list[int], cells: int) -> str:
 
 
 @styled
-def bank_map(access: Access) -> Picture:
-    """32 banks across, a row per wavefront of the access's worst request, the lanes that each bank serves in its cells."""
+def bank_map(access: Access, at: str = "") -> Picture:
+    """32 banks across, a row per wavefront of the access's worst request, the lanes that each bank serves in its cells.
+    at: see `words.place`."""
     request = access.worst_request
     parts = banks.served(request.addresses, request.width, access.op)
     served, late = [w for part in parts for w in part], _late(parts, access)
     cost, ideal, rows = request.cost, request.ideal, len(served)
     verdict = f"where {ideal} would do" if cost > ideal else "as few as can be"
-    head = f"{place(access)}: {many(cost, 'wavefront')}{' ' if cost > ideal else ', '}{verdict}"
+    head = f"{place(access, at)}: {many(cost, 'wavefront')}{' ' if cost > ideal else ', '}{verdict}"
     unseen = cost > rows  # wavefronts of a cp.async for the banks of its sources
     height = 1.2 + (0.27 if rows <= 16 else 0.21) * (rows + unseen)
     figure, ax = picture(_bank_text(served, late, head, cost), 9.6, height, head)
@@ -88,7 +89,7 @@ def _late(parts: list[list[banks.Wavefront]], access: Access) -> list[bool]:
 def _by_sources(rows: int, cost: int) -> str:
     """Which wavefronts of a cp.async its sources cost beyond the `rows` that the banks it writes would."""
     which = f"{rows + 1}" if cost == rows + 1 else f"{rows + 1} to {cost}"
-    return f"{which}: not for these banks; lanes take turns whose sources lie in the same banks"
+    return f"{which}: not for these banks; {SOURCES}"
 
 
 def _bank_text(served: list[banks.Wavefront], late: list[bool], head: str, cost: int) -> str:
@@ -115,15 +116,16 @@ Words = dict[int, list[int]]  # word of a line -> lanes that ask for a byte of i
 
 
 @styled
-def address_map(access: Access) -> Picture:
-    """The access's worst request over 128-byte lines (rows) and 32-byte sectors, the lanes that ask in the cells."""
+def address_map(access: Access, at: str = "") -> Picture:
+    """The access's worst request over 128-byte lines (rows) and 32-byte sectors, the lanes that ask in the cells.
+    at: see `words.place`."""
     request = access.worst_request
     by_line = _by_word(access)
     shown, left = sorted(by_line)[:MOST_LINES], max(0, len(by_line) - MOST_LINES)
     asked = sum(a is not None for a in request.addresses) * request.width
     verdict = f"{asked} bytes asked for, in {many(request.cost, 'sector')} ({banks.SECTOR * request.cost} bytes)"
     verdict += f"; {request.ideal} would do" if request.cost > request.ideal else ", as few as can be"
-    head = f"{place(access)}: {verdict}"
+    head = f"{place(access, at)}: {verdict}"
     height = 1.3 + 0.3 * (len(shown) + bool(left))
     figure, ax = picture(_address_text(by_line, shown, head, left), 9.6, height, head)
     blank(ax).set(xlim=(-4.2, 32.4), ylim=(len(shown) + bool(left) + 0.1, -0.9))
@@ -133,7 +135,7 @@ def address_map(access: Access) -> Picture:
         ax.text(-0.3, row + 0.52, f"+{line * banks.LINE:,}", ha="right", va="center", fontsize=8, color=MUTED)
         _line(ax, row, by_line[line])
     if left:
-        ax.text(16, len(shown) + 0.5, f"… and {left} more lines", ha="center", va="center", fontsize=8.5, color=MUTED)
+        ax.text(16, len(shown) + 0.5, _more(left), ha="center", va="center", fontsize=8.5, color=MUTED)
     ax.text(-0.3, -0.35, f"offset in {access.target}", ha="right", va="center", fontsize=8, color=MUTED)
     foot = "A row is a line of 128 bytes, a box a sector of 32. In a cell of 4 bytes: the lane that asks for it"
     wasted = any(0 < len(_asked(by_line[line], s)) < WORDS for line in shown for s in range(SECTORS))
@@ -186,6 +188,10 @@ def _labels(lanes_of: Words) -> list[tuple[int, list[int], int]]:
     return found
 
 
+def _more(left: int) -> str:
+    return f"… and {many(left, 'more line')}"
+
+
 def _address_text(by_line: dict[int, Words], shown: list[int], head: str, left: int) -> str:
     rows = [head, "bytes from" + "".join(f"  | +{b:<22}" for b in range(0, banks.LINE, banks.SECTOR))]
     for line in shown:
@@ -196,7 +202,7 @@ def _address_text(by_line: dict[int, Words], shown: list[int], head: str, left: 
             sectors.append("".join(f"{l[0]:>2}{'+' if len(l) > 1 else ' '}" if l else rest for l in lanes))
         rows.append(f"{line * banks.LINE:>10,}  |" + " |".join(sectors))
     if left:
-        rows.append(f"            … and {left} more lines")
+        rows.append(f"            {_more(left)}")
     rows.append(
         "cells: 4 bytes and the lane that asks for them; + others too; ~ in the sector but not asked for; | sectors of 32 bytes"
     )

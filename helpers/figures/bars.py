@@ -66,6 +66,7 @@ def traffic(counted: pd.DataFrame, predicted: Mapping[str, float] | None = None,
     if unknown:
         raise ValueError(f"a prediction for {sorted(unknown)}, but counted were {list(counted.index)}")
     names = list(counted.index)
+    guessed = [name for name in names if name in (predicted or {})]
     figure, (ax,) = canvas(6.8, 0.8 + 0.55 * len(names))
     y = np.arange(len(names), dtype=float)
     height = 0.36 if predicted else 0.6
@@ -74,9 +75,9 @@ def traffic(counted: pd.DataFrame, predicted: Mapping[str, float] | None = None,
     most = max(total.max(), max((predicted or {"": 0}).values()))
     for i, name in enumerate(names):
         ax.text(total[i] + 0.01 * most, y[i] - offset, size(total[i], DECIMAL), va="center", fontsize=9)
-        if predicted and name in predicted:
+        if name in guessed:
             guess = predicted[name]
-            label = "predicted" if i == 0 else None
+            label = "predicted" if name == guessed[0] else None
             ax.barh(y[i] + offset, guess, height, facecolor="none", edgecolor=MUTED, linestyle="--", label=label)
             said = size(guess, DECIMAL)
             ax.text(guess + 0.01 * most, y[i] + offset, said, va="center", fontsize=9, color=MUTED)

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..emulator.trace import Access, Finding
+from ..emulator.trace import Access
 from ..ladder.show import ASIDE, MARKER, PAGE, coloured
 from .style import EXCESS, HEAT
 from .words import SPACES, count
@@ -97,14 +97,13 @@ def _aside(text: str) -> str:
 
 
 def heat(
-    title: str, lines: Iterable[tuple[int, str]], accesses: Iterable[Access], findings: Iterable[Finding]
+    title: str, lines: Iterable[tuple[int, str]], accesses: Iterable[Access], marked: dict[int, str]
 ) -> HeatListing:
-    """The listing of some numbered lines of a file. accesses, findings: those of the whole file; the costliest line of all
-    sets the scale of the bars."""
+    """The listing of some numbered lines of a file. accesses: those of the whole file; the costliest line of all sets the
+    scale of the bars. marked: lines that findings name, with the kind."""
     costs: dict[int, dict[str, tuple[int, int]]] = defaultdict(dict)
     for a in accesses:
         cost, excess = costs[a.line].get(a.space, (0, 0))
         costs[a.line][a.space] = (cost + a.cost, excess + a.cost - a.ideal)
     most = {space: max((c[space][0] for c in costs.values() if space in c), default=0) for space in SPACES}
-    marked = {n: f.kind for f in findings for n in (f.line, f.other_line) if n}
     return HeatListing(title, tuple(line for line in lines if not MARKER.match(line[1])), dict(costs), most, marked)

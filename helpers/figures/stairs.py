@@ -9,6 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
+from ..record.workload import N
 from .lines import name_lines
 from .style import BLUE, CARD, INK, MUTED, ORANGE, PEERS, SHADES, Figure, canvas, styled
 
@@ -127,7 +128,7 @@ def _step(ax: Axes, x: int, row: pd.Series, unit: str, low: float) -> None:
 
 def _staircase_title(table: pd.DataFrame, steps: pd.DataFrame, unit: str, log: bool) -> str:
     """What and where: the reader's own kernel may have run on another card than the recorded ones."""
-    what = "TFLOP/s at N = 4096" if unit == "tflops" else "Geometric mean over N ≥ 1024, worst and best"
+    what = f"TFLOP/s at N = {N}" if unit == "tflops" else "Geometric mean over N ≥ 1024, worst and best"
     recorded = table[table["device"].notna()]
     devices = dict.fromkeys(recorded.loc[recorded["kind"] != "yours", "device"])
     words = " and ".join(devices)

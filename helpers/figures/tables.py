@@ -44,13 +44,13 @@ def preformatted(text: str) -> str:
     )
 
 
-def access_html(rows: Sequence[Access], space: str, code: Callable[[int], str]) -> str:
-    """The accesses of one space, the costliest first; beyond the first UNFOLDED, folded. code: the text of a line."""
+def access_html(rows: Sequence[Access], space: str, code: Callable[[Access], str]) -> str:
+    """The accesses of one space, the costliest first; beyond the first UNFOLDED, folded. code: the text of an access's line."""
     most = max(a.cost for a in rows) or 1
     heads = [("line", COUNT), (UNIT[space], COUNT), ("ideal", COUNT), ("beyond ideal", COUNT), ("requests", COUNT)]
     heads += [("worst request", COUNT), ("operation", NAME), ("bytes per lane", COUNT), ("code", CODE)]
     head = "".join(f'<th style="{HEADS.get(style, style)}">{name}</th>' for name, style in heads)
-    cells = [_row(a, most, code(a.line)) for a in rows]
+    cells = [_row(a, most, code(a)) for a in rows]
 
     def table(part: list[str]) -> str:
         inner = f"<thead><tr>{head}</tr></thead><tbody>{''.join(part)}</tbody>"
@@ -76,12 +76,12 @@ def _row(a: Access, most: int, code: str) -> str:
     return f'<tr>{cells}<td style="{CODE}" title="{whole}">{whole}</td></tr>'
 
 
-def access_text(rows: Sequence[Access], space: str, code: Callable[[int], str], wide: int) -> str:
+def access_text(rows: Sequence[Access], space: str, code: Callable[[Access], str], wide: int) -> str:
     """The same as text, in lines of at most `wide` characters."""
     head = (" line", "operation", "width", "requests", UNIT[space], "ideal", "worst request", "")
     cells = [
         (f"{a.line:>5}", f"{a.op} {a.target}", f"{a.width} B", f"{a.requests:,}", f"{a.cost:,}", f"{a.ideal:,}")
-        + (f"{a.worst_request.cost} for {a.worst_request.ideal}", statement(code(a.line)))
+        + (f"{a.worst_request.cost} for {a.worst_request.ideal}", statement(code(a)))
         for a in rows
     ]
     sizes = [max(len(row[i]) for row in (head, *cells)) for i in range(len(head))]

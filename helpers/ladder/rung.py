@@ -219,7 +219,7 @@ def _read(path: Path) -> Rung:
         raise ValueError(f"there is no file {str(path)!r}{_nearest(path.name, beside)}")
     path = path.resolve()
     try:
-        text = path.read_text("utf-8-sig")  # some editors write a mark before it
+        text = path.read_text("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{str(path)!r} is no text in UTF-8: byte {error.start} is {error.object[error.start]:#x}"
@@ -248,7 +248,7 @@ def _nearest(name: str, there: list[str]) -> str:
     """The end of a sentence about a name that is not there: what was probably meant."""
     keys = {key: full for full in there for key in (full, full.partition("_")[2] or full)}  # with its number or without
     near = list(dict.fromkeys(keys[key] for key in difflib.get_close_matches(name, keys, n=3, cutoff=0.51)))
-    return f"; did you mean {' or '.join(near)}?" if near else "; rungs() lists those of the ladder"
+    return f"; did you mean {' or '.join(near)}?" if near else f"; there are {', '.join(p.stem for p in _files())}"
 
 
 def parse(source: str, path: Path, strict: bool = False) -> Rung:
@@ -258,6 +258,7 @@ def parse(source: str, path: Path, strict: bool = False) -> Rung:
     """
     if not isinstance(source, str):
         raise ValueError(f"a source is the text of a .cu; got {type(source).__name__}")
+    source = source.removeprefix("\ufeff")  # some editors write a mark before it
     values: dict[str, str] = {}
     stem, title, key = path.stem, "", ""
     for number, line in enumerate(source.splitlines(), 1):

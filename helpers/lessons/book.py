@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import html
+import importlib.util
 import re
 import shutil
 import subprocess
@@ -26,6 +27,8 @@ CHAPTERS = {  # by the decade of a notebook's number
     1: "Tensor cores",
     2: "Masks, decoding, gradients and a model",
     3: "Hopper",
+    4: "Other languages",
+    5: "Several GPUs",
     9: "Proofs, bugs and the whole ladder",
 }
 LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)")
@@ -37,7 +40,10 @@ MIMES = {"image/png": "png", "image/svg+xml": "svg", "image/jpeg": "jpg"}
 
 
 def build(folder: Path) -> Path:
-    """Makes the book in `folder` and returns its first page. RuntimeError with Sphinx's words if it fails, or warns."""
+    """Makes the book in `folder` and returns its first page. RuntimeError if there is no Sphinx, and with its words if it fails, or
+    warns; ValueError if the folder's source/ is not a book's."""
+    if not importlib.util.find_spec("sphinx"):
+        raise RuntimeError("Sphinx makes the book, and is not installed: `pip install '.[book]'`")
     pages, site = folder / "source", folder / "html"
     stage(pages)
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "-d", folder / "doctrees"]
@@ -48,7 +54,10 @@ def build(folder: Path) -> Path:
 
 
 def stage(folder: Path) -> None:
-    """Writes the pages of the book, and Sphinx's configuration, into `folder`, which is emptied before."""
+    """Writes the pages of the book, and Sphinx's configuration, into `folder`, which is emptied before. ValueError if it holds
+    anything but a book."""
+    if folder.exists() and any(folder.iterdir()) and _opening(folder / "conf.py") != _opening(SOURCES / "conf.py"):
+        raise ValueError(f"{folder} is not a book's, and would be emptied: name another folder")
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "_static").mkdir(parents=True)
     shutil.copy(SOURCES / "conf.py", folder)
@@ -67,6 +76,11 @@ def stage(folder: Path) -> None:
     for name in ("notebooks/glossary.md", "data/README.md"):
         _write(folder / name, markdown((ROOT / name).read_text(), Path(name).parent, known))
     _write(folder / "index.md", (SOURCES / "index.md").read_text() + contents(stems))
+
+
+def _opening(file: Path) -> str:
+    """A file's first line; "" where there is none."""
+    return file.read_text(errors="replace").partition("\n")[0] if file.is_file() else ""
 
 
 def contents(stems: Iterable[str]) -> str:

@@ -105,12 +105,18 @@ def execute_all(stems: Sequence[str] = (), inplace: bool = False) -> bool:
 
 
 def chosen(stems: Sequence[str]) -> list[Path]:
-    """These notebooks, all of them if none is named. ValueError for one that is not there."""
+    """These notebooks, each by its stem, how that begins, or its file; all of them if none is named. ValueError for one that is not
+    there, or could be several."""
     paths = sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
-    if unknown := set(stems) - {path.stem for path in paths}:
-        known = ", ".join(path.stem for path in paths)
-        raise ValueError(f"no notebook {', '.join(sorted(unknown))}; there are {known}")
-    return [path for path in paths if not stems or path.stem in stems]
+    names = {stem: Path(stem).name.removesuffix(".ipynb") for stem in stems}
+    fits = {stem: [path for path in paths if path.stem.startswith(name)] for stem, name in names.items()}
+    known = ", ".join(path.stem for path in paths)
+    if unknown := sorted(stem for stem in stems if not fits[stem]):
+        raise ValueError(f"no notebook {', '.join(unknown)}; there are {known}")
+    for stem, several in fits.items():
+        if len(several) > 1:
+            raise ValueError(f"{stem!r} fits {', '.join(path.stem for path in several)}: name one of them")
+    return sorted({path for (path,) in fits.values()}) if stems else paths
 
 
 def _report(rows: list[tuple[str, float, str]]) -> None:

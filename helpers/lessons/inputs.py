@@ -172,6 +172,32 @@ def _features(dice: _Dice, features: tuple[str, ...]) -> Iterator[Case]:
         for splits in (2, 5, 11):
             yield Case(f"{splits} splits", *qkv(3, about(690), H=4), splits=splits)
         yield Case("splits and lengths", *qkv(2, 300, B=4), lengths=torch.tensor([300, 1, 129, 0]).int(), splits=3)
+    yield from _joint(dice, features)
+
+
+def _joint(dice: _Dice, features: tuple[str, ...]) -> Iterator[Case]:
+    """All that features allow in one call, with a scale and strides."""
+    options = {"scale": 0.3} | ({"causal": True} if "causal" in features else {})
+    window = {"window": 20 + dice.sizes.randrange(30)} if "window" in features else {}
+    H, Hkv = 4, 2 if "gqa" in features else 4
+
+    def by_token(B: int, N: int, heads: int) -> Tensor:
+        return dice.randn(B, N, heads, dice.D).transpose(1, 2)
+
+    Nk = dice.about(140)
+    q, k, v = by_token(2, dice.about(66), H), by_token(2, Nk, Hkv), by_token(2, Nk, Hkv)
+    for deterministic in (False, True) if "deterministic" in features else (False,):
+        name = "several arguments at once" + ", deterministic" * deterministic
+        yield Case(name, q, k, v, **options, **window, deterministic=deterministic)
+    if "varlen" in features:
+        starts = tuple(torch.tensor(x, dtype=torch.int32) for x in ([0, 70, 70, 99], [0, 150, 153, 160]))
+        q, k, v = by_token(1, 99, H), by_token(1, 160, Hkv), by_token(1, 160, Hkv)
+        yield Case("packed, and several more arguments", q, k, v, cu_seqlens=starts, **options, **window)
+    if "pages" in features:
+        q, k, v = by_token(2, 4, H), by_token(30, 64, Hkv), by_token(30, 64, Hkv)
+        pages = torch.randperm(30, generator=dice.generator)[:24].reshape(2, 12).to(torch.int32)
+        lengths = torch.tensor([768, 333], dtype=torch.int32)
+        yield Case("pages, and several more arguments", q, k, v, lengths=lengths, pages=pages, splits=3, **options)
 
 
 def _persistent(dice: _Dice, rung: Rung) -> Iterator[Case]:
@@ -203,7 +229,7 @@ def _backward(draw: Draw) -> Iterator[Case]:
     for case in itertools.chain(plain, _features(dice, features)):
         kind, do = dice.dtype, dice.randn(*case.q.shape)
         there = {name: moved(getattr(case, name), kind, "cpu") for name in "qkv"}
-        there["do"] = (by_head(do) if case.name.startswith("strided") else do).to(kind)
+        there["do"] = (do if case.q.is_contiguous() else by_head(do)).to(kind)
         yield replace(case, name=case.name.partition(":")[0], **there)
     q, k, v = dice.qkv(dice.about(66), dice.about(80))
     do = dice.randn(*q.shape)

@@ -48,6 +48,7 @@ UNTRACED = (
     "few keys",
     "keys of -inf",
 )
+ANOTHER = 1  # order of threads for a case that asks for the same bits every time, where none is drawn
 MOST_FINDINGS = 20
 # The tensors that a call is given; others are a workspace.
 GIVEN = frozenset("Q K V O dO LSE dQ dK dV O_a LSE_a O_b LSE_b".split())
@@ -68,6 +69,7 @@ class Run:
     wavefronts: int = 0
     ideal: int = 0  # wavefronts without bank conflicts
     bytes: dict[str, tuple[int, int]] = field(default_factory=dict)  # tensor -> read, written by threads
+    sizes: dict[str, int] = field(default_factory=dict)  # tensor -> its bytes
 
 
 @dataclass(frozen=True)
@@ -86,11 +88,12 @@ class Job:
 
 @dataclass(frozen=True)
 class Costs:
-    """Summed over the cases in the threads' own order."""
+    """Summed over the cases in the threads' own order. sizes: of the tensors, in bytes, where `one` has measured them."""
 
     wavefronts: int
     ideal: int
     bytes: dict[str, tuple[int, int]]
+    sizes: dict[str, int] = field(default_factory=dict)
 
     @property
     def conflicts(self) -> int:
@@ -130,19 +133,26 @@ class Judgement:
         return self.right == len(self.cases) and not self.idle
 
     @property
+    def wrong(self) -> str:
+        """The first case that is wrong and why, or else the first finding; empty if there is neither."""
+        return next((f"{name}: {why}" for name, why in self.cases if why), "".join(self.findings[:1]))
+
+    @property
     def ok(self) -> bool:
         """Right, and nothing was found."""
         return self.correct and not self.findings
 
 
 def jobs(cases: Sequence[Case], schedules: Sequence[int] = (0,)) -> list[Job]:
-    """The launches of some cases: every case in the threads' own order, those of REORDERED in the others, too.
+    """The launches of some cases: every case in the threads' own order, those of REORDERED in the others, too, and deterministic ones in
+    ANOTHER.
 
     Other orders are not traced: a race is one in every order, and here it is outputs that may differ.
     """
     made = []
     for n, case in enumerate(cases):
-        for schedule in schedules if case.name.startswith(REORDERED) else schedules[:1]:
+        more = [ANOTHER] * getattr(case, "deterministic", False)
+        for schedule in schedules if case.name.startswith(REORDERED) else [schedules[0], *more]:
             traced = schedule == schedules[0] and not case.name.startswith(UNTRACED)
             in_place = getattr(case, "in_place", False)
             made.append(Job(n, schedule, case.inputs, case.options, case.empty_outputs(), traced, in_place))
@@ -193,15 +203,16 @@ def one(launcher: Launcher, job: Job) -> Run:
     if not all(torch.equal(bits(x), bits(y)) for x, y in zip(kept, before)):
         return Run(job.case, job.schedule, None, "changed its inputs", findings)
     shared = [a for a in accesses if a.space == "shared"]
-    moved = {name: launcher.counters[name] for name in call.tensors}
+    moved, sizes = ({name: of[name] for name in call.tensors} for of in (launcher.counters, launcher.sizes))
     wavefronts, ideal = sum(a.cost for a in shared), sum(a.ideal for a in shared)
-    return Run(job.case, job.schedule, call.results, "", findings, wavefronts, ideal, moved)
+    return Run(job.case, job.schedule, call.results, "", findings, wavefronts, ideal, moved, sizes)
 
 
 def judge(cases: Sequence[Case], runs: Iterable[Run], expected: int, rungs: Costs) -> Judgement:
     """Compares runs with float64. expected: how many runs there should be; those that are missing are wrong."""
     why: dict[int, str] = {}
     findings: dict[str, None] = {}
+    dQ: dict[int, Tensor] = {}  # of deterministic cases
     seen, total = [], []
     for run in runs:
         seen.append(run.case)
@@ -213,6 +224,9 @@ def judge(cases: Sequence[Case], runs: Iterable[Run], expected: int, rungs: Cost
         if bad:
             order = "" if run.schedule == 0 else f" with threads in another order ({run.schedule})"
             why.setdefault(run.case, bad[0].explain().removeprefix(f"{bad[0].case}: ") + order)
+        elif getattr(cases[run.case], "deterministic", False):
+            same = torch.equal(*map(bits, (dQ.setdefault(run.case, run.outputs[0]), run.outputs[0])))
+            why |= {} if same else {run.case: "with threads in another order dQ has other bits"}
         if run.schedule == 0:
             total.append(run)
     if len(seen) < expected:
@@ -225,12 +239,12 @@ def judge(cases: Sequence[Case], runs: Iterable[Run], expected: int, rungs: Cost
 
 
 def _idle(costs: Costs, rungs: Costs, name: str) -> bool:
-    """Whether threads leave alone what the rung's threads read or write: then somebody else has done the work. Threads that touch
-    everything have not done it for sure: the host may copy its own result over theirs (`grading/allowed.py`)."""
+    """Whether threads leave alone what the rung's threads read or write: then somebody else has done the work. Once is enough where the
+    rung does it many times. Threads that touch everything have not done it for sure: the host may copy its own result over theirs
+    (`grading/allowed.py`)."""
     mine, own = costs.bytes.get(name, (0, 0)), rungs.bytes[name]
-    return name in GIVEN and any(
-        theirs > 0 and 8 * here < theirs for here, theirs in zip(mine, own) if theirs == max(own)
-    )
+    once = rungs.sizes.get(name, max(own))
+    return name in GIVEN and any(8 * here < min(theirs, once) for here, theirs in zip(mine, own) if theirs == max(own))
 
 
 def wasted(mine: Costs, rungs: Costs) -> tuple[str, str]:
@@ -244,36 +258,39 @@ def wasted(mine: Costs, rungs: Costs) -> tuple[str, str]:
 def sum_of(runs: Iterable[Run]) -> Costs:
     """The costs of several runs together."""
     moved: dict[str, list[int]] = {}
+    sizes: dict[str, int] = {}
     wavefronts = ideal = 0
     for run in runs:
         wavefronts, ideal = wavefronts + run.wavefronts, ideal + run.ideal
         for name, (read, written) in run.bytes.items():
             both = moved.setdefault(name, [0, 0])
             both[0], both[1] = both[0] + read, both[1] + written
-    return Costs(wavefronts, ideal, {name: (read, written) for name, (read, written) in moved.items()})
+        for name, size in run.sizes.items():
+            sizes[name] = sizes.get(name, 0) + size
+    return Costs(wavefronts, ideal, {name: (read, written) for name, (read, written) in moved.items()}, sizes)
 
 
-def own(number: str, seed: int, lean: bool = False) -> tuple[list[Case], Costs]:
+def own(number: str, seed: int, every_D: bool = False) -> tuple[list[Case], Costs]:
     """The cases that a seed draws for a rung, and what the rung itself costs on them, as it stands now, or the whole one of `handed` where
-    its regions are blank. lean: as Task has it; then there are the cases of `Draw.others`, too. RuntimeError if the rung isn't right
+    its regions are blank. every_D: as Task has it; then there are the cases of `Draw.others`, too. RuntimeError if the rung isn't right
     there."""
     rung = handed.rest(find(number))
-    return _own(rung, rung.digest, seed, lean)
+    return _own(rung, rung.digest, seed, every_D)
 
 
 @lru_cache(maxsize=64)
-def _own(rung: Rung, digest: str, seed: int, lean: bool) -> tuple[list[Case], Costs]:
+def _own(rung: Rung, digest: str, seed: int, every_D: bool) -> tuple[list[Case], Costs]:
     """digest: the rung's, which its headers are part of."""
     drawn = draw(rung, seed)
-    cases = drawn.cases() + (drawn.others() if lean else [])
-    if seed == 0 and not lean and (given := handed.known(rung.number)) is not None:  # the rung isn't whole in this tree
+    cases = drawn.cases() + (drawn.others() if every_D else [])
+    given = handed.known(rung.number)  # where the rung isn't whole in this tree
+    if seed == 0 and not every_D and given is not None:
         return cases, Costs(**given["judged"])
-    runs = list(observe(rung if lean else drawn.instance, jobs(cases)))
+    runs = list(observe(rung if every_D else drawn.instance, jobs(cases)))
     costs = sum_of(runs)
     verdict = judge(cases, runs, len(runs), costs)
     if not verdict.ok:
-        wrong = [f"{name}: {why}" for name, why in verdict.cases if why] or list(verdict.findings)
-        raise RuntimeError(f"{rung.stem} itself fails with seed {seed}: {wrong[0]}")
+        raise RuntimeError(f"{rung.stem} itself fails with seed {seed}: {verdict.wrong}")
     return cases, costs
 
 
@@ -288,14 +305,13 @@ def fault(rung: Rung, number: str, seed: int = 0, lean: bool = False, schedules:
     try:
         for run in observe(rung if lean else instance(rung, drawn.D, drawn.dtype), work):
             made.append(run)
-            verdict = judge(cases, [run], 1, Costs(0, 0, {}))
-            if not verdict.ok:
-                return next((f"{name}: {why}" for name, why in verdict.cases if why), "".join(verdict.findings[:1]))
+            if wrong := judge(cases, [run], 1, Costs(0, 0, {})).wrong:
+                return wrong
     except CompileError as error:
         return f"{error}"
     verdict = judge(cases, made, len(work), costs)
-    if verdict.idle:
-        return f"the kernel leaves {', '.join(verdict.idle)} alone"
+    if verdict.wrong or verdict.idle:
+        return verdict.wrong or f"the kernel leaves {', '.join(verdict.idle)} alone"
     return next(filter(None, wasted(verdict.costs, costs)), "") if lean else ""
 
 

@@ -305,7 +305,9 @@ def _of_c(path: Path) -> Callable[..., tuple[Tensor, Tensor]]:
         if not library.exists():
             folder.mkdir(parents=True, exist_ok=True)
             part = library.with_suffix(f".{os.getpid()}")
-            for flags in (C_FLAGS, [flag for flag in C_FLAGS if flag != "-fopenmp"]):  # clang may lack OpenMP's library
+            lacking = "-fopenmp", "-march=native"  # clang may have no OpenMP library, nor know an Arm processor
+            for without in range(3):
+                flags = [flag for flag in C_FLAGS if flag not in lacking[:without]]
                 command = [compiler, *flags[:2], str(path), *flags[2:], "-o", str(part)]
                 done = subprocess.run(command, capture_output=True, text=True)
                 if not done.returncode:

@@ -31,6 +31,9 @@ _OPEN = {")": "(", "]": "[", "}": "{"}
 # What would let a text reach past its region unseen: joined lines, other spellings of brackets, raw strings.
 _ODD = re.compile(r"\\[ \t]*$|\?\?[(<)>=/]|<%|%>|<:|:>|%:|\b(?:u8|[uUL])?R\"", re.MULTILINE)
 
+# A macro of several lines. A blank before each backslash, so that no word goes on in the next line.
+_MACRO = re.compile(r"^[ \t]*#[ \t]*define\b(?:[^\n]*[ \t]\\\n)+", re.MULTILINE)
+
 
 class RegionError(ValueError):
     """What a reader typed isn't the body of a region; the text is one sentence with the reader's line."""
@@ -205,10 +208,12 @@ def read(text: str, wanted: tuple[str, ...], name: str = "cell", line: int = 2) 
 
 def require_inside(rung: Rung, typed: Typed) -> None:
     """RegionError where a body would reach past its region, or hides what it says."""
-    if at := _unbalanced(typed.text):
+    whole = typed.region == WHOLE
+    text = _MACRO.sub(lambda macro: macro[0].replace("\\\n", "\n"), typed.text) if whole else typed.text
+    if at := _unbalanced(text):
         raise RegionError(f"{typed.name}:{typed.line + at[0] - 1}: {at[1]}")
     allowed = {"pragma"} | set(re.findall(r"^\s*#\s*(\w+)", body(rung, typed.region), re.MULTILINE))
-    if typed.region == WHOLE:
+    if whole:
         allowed |= {"include", "define", "if", "ifdef", "ifndef", "else", "elif", "endif", "undef"}
     for number, line in enumerate(code(typed.text).splitlines(), typed.line):
         directive = re.match(r"\s*#\s*(\w*)", line)

@@ -37,14 +37,14 @@ def _device(device: str | None, root: Path) -> str:
 
 
 def speeds(
-    dtype: str = "fp16", N: int = N, device: str | None = None, root: Path = record.DATA, summit: bool = False
+    dtype: str = "fp16", device: str | None = None, root: Path = record.DATA, summit: bool = False
 ) -> pd.DataFrame:
     """The staircase: a row for each attention rung and D, then the peers.
 
     kind: "rung", "peer" (SDPA FLASH and CUDNN, from the records of the last rung that ran beside them), "published"
     (the study of public kernels on an H200, beside records of an H200 only). summit: with the peers FlashAttention-3 and -4 too, where
     they ran beside a rung, and rows of kind "ceiling", which is no attention: cuBLAS's product of two square matrices and what the card's datasheet promises. dtype: of the rungs that take it, the others
-    keep their own. tflops: at the headline workload and N. to_flash: SDPA FLASH's time over this one's, measured side by
+    keep their own. tflops: at the headline workload and N = 4096. to_flash: SDPA FLASH's time over this one's, measured side by
     side in one process, geometric mean over N >= 1024, with `low` and `high`; it is missing for fp32, which FLASH doesn't
     take. A rung without records has one row for each D, with neither. stale: of a rung whose kernel has changed since. beside:
     of a peer, the number of the rung in whose session it ran.
@@ -63,7 +63,7 @@ def speeds(
             rows += [{"name": rung.stem, "kind": "rung", "dtype": kept, "D": D} for D in (64, 128)]
             continue
         here = samples[samples["dtype"] == (dtype if dtype in set(samples["dtype"]) else samples["dtype"].iloc[0])]
-        found = _of_session(here, N)
+        found = _of_session(here)
         rows += [row | {"kind": "rung"} for row in found if row["name"] == rung.stem]
         beside |= {
             (r["name"], r["D"]): r | {"kind": "peer", "stale": False, "beside": rung.number}
@@ -73,12 +73,12 @@ def speeds(
     rows += [row for _, row in sorted(beside.items())]
     if folder == record.DEFAULT_DEVICE:
         others = [name for name in (*PUBLISHED, *BESIDE) if name not in {n for n, _ in beside}]
-        rows += _published(dtype, N, root, others)
+        rows += _published(dtype, root, others)
     rows += _ceilings(dtype, folder, root) if summit else []
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def _of_session(samples: pd.DataFrame, N: int) -> list[dict]:
+def _of_session(samples: pd.DataFrame) -> list[dict]:
     """A row per name and D of the samples of one rung's session, in one dtype."""
     medians = record.medians(record.headline(samples)).query("Nk == @N")
     rows = medians[["name", "dtype", "D", "tflops", "device", "stale"]].to_dict("records")
@@ -95,7 +95,7 @@ def _of_session(samples: pd.DataFrame, N: int) -> list[dict]:
     return rows
 
 
-def _published(dtype: str, N: int, root: Path, wanted: list[str]) -> list[dict]:
+def _published(dtype: str, root: Path, wanted: list[str]) -> list[dict]:
     table = record.public_kernels(root=root)
     table = record.headline(table[table["name"].isin(wanted) & (table["dtype"] == dtype)])
     rows = []
@@ -212,7 +212,7 @@ def place(kernel: Kernel, name: str = "yours") -> pd.DataFrame:
 
     frame = workloads.beside_flash(kernel, name, kernel.rung.dtypes[0])
     frame = frame.assign(op="attention", device=record.this_device() or "this GPU", stale=False)
-    rows = [row | {"kind": "yours"} for row in _of_session(frame, N) if row["name"] == name]
+    rows = [row | {"kind": "yours"} for row in _of_session(frame) if row["name"] == name]
     return pd.DataFrame(rows, columns=COLUMNS)
 
 

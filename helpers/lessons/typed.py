@@ -46,6 +46,7 @@ class Score:
     workload: str = ""
     steps: tuple[str, ...] = ()
     lean: tuple[tuple[str, Costs, Costs], ...] = ()  # of a lean task: at which call, the reader's, the rung's
+    elsewhere: tuple[str, ...] = ()  # findings of the X-ray at other calls, each behind its call
 
     @property
     def wasted(self) -> str:
@@ -55,15 +56,14 @@ class Score:
     @property
     def ok(self) -> bool:
         """Right in all cases, without a finding."""
-        return self.report.ok and self.ray is not None and self.ray.ok and not self.wasted
+        return self.report.ok and self.ray is not None and self.ray.ok and not self.elsewhere and not self.wasted
 
     def __str__(self) -> str:
         if self.ray is None:
             return "\n".join([*self.steps, str(self.report)])
         lines = [str(self.report).splitlines()[0], f"{f'X-ray, {self.workload}':<38}{'yours':>14}{'the rung':>14}"]
         lines += [f"  {what:<36}{mine:>14}{rungs:>14}" for what, mine, rungs in self.rows]
-        if not self.ray.ok:
-            lines += [str(finding) for finding in self.ray.findings[:3]]
+        lines += [*map(str, self.ray.findings), *self.elsewhere][:3]
         if self.wasted:
             lines.append(f"the result is right, but not as lean as the task asks for. {self.wasted}")
         return "\n".join(lines)
@@ -146,7 +146,8 @@ def attempt_file(path: Path) -> Attempt:
 
 
 def score(kernel: Kernel, rung: Rung, task: Task | None = None) -> Score:
-    """Checks a kernel on all cases and on uneven head dimensions, X-rays it beside the rung that it stands for and, on a GPU, times both."""
+    """Checks a kernel on all cases and on uneven head dimensions, X-rays it at every head dimension and beside the rung that it stands
+    for and, on a GPU, times both."""
     report, steps = _checked(kernel, rung), ()
     if task is not None and kernel.device == "cpu" and (task.stepwise or not report.ok):
         judged = locally(kernel.rung, rung.number)
@@ -155,40 +156,45 @@ def score(kernel: Kernel, rung: Rung, task: Task | None = None) -> Score:
             return Score(task, report, None, steps=steps)
     if not report.ok:
         return Score(task, report, None, steps=steps)
+    every, given = rays(kernel, rung), handed.known(rung.number)
+    mine = every[f"d = {rung.usual_D}"]
+    elsewhere = tuple(f"{where}: {found}" for where, ray in every.items() if ray is not mine for found in ray.findings)
     inputs, options = workload(rung)
-    mine, given = xray(kernel, *inputs, **options), handed.known(rung.number)
     theirs = dict(counts(xray(rung, *inputs, **options))) if given is None else given["counts"]
     rows = [(what, f"{a:,}", f"{theirs[what]:,}") for what, a in counts(mine)]
     if kernel.device == "cuda" and given is None:
         rows.append(("milliseconds on this GPU", *_times(kernel, rung)))
-    both = beside_the_rung(kernel, rung) if task is not None and task.lean else ()
-    return Score(task, report, mine, tuple(rows), mine.workload, steps, both)
+    both = beside_the_rung(every, rung) if task is not None and task.lean else ()
+    return Score(task, report, mine, tuple(rows), mine.workload, steps, both, elsewhere)
 
 
-def beside_the_rung(kernel: Kernel, rung: Rung) -> tuple[tuple[str, Costs, Costs], ...]:
-    """What a kernel costs, and the rung that it stands for: (the call, the kernel's, the rung's)."""
+def beside_the_rung(every: dict[str, Xray], rung: Rung) -> tuple[tuple[str, Costs, Costs], ...]:
+    """What a kernel costs by its `rays`, and the rung that it stands for: (the call, the kernel's, the rung's)."""
     given = handed.known(rung.number)
     own = lean_costs(rung, rung) if given is None else {where: Costs(**each) for where, each in given["lean"].items()}
-    return tuple((where, mine, own[where]) for where, mine in lean_costs(kernel, rung).items())
+    return tuple((where, _costs(ray), own[where]) for where, ray in every.items())
 
 
 def lean_costs(kernel: Kernel | Rung, rung: Rung) -> dict[str, Costs]:
-    """What a kernel costs by call, of those by which a lean task is judged: a small one at every head dimension that the rung names, or
-    at the usual one, and SKIPPED, of a rung with windows."""
+    """What a kernel costs by call, of those of `rays`, by which a lean task is judged."""
+    return {where: _costs(ray) for where, ray in rays(kernel, rung).items()}
+
+
+def rays(kernel: Kernel | Rung, rung: Rung) -> dict[str, Xray]:
+    """The X-ray of a kernel by call: a small one at every head dimension that the rung names, or at the usual one, and SKIPPED, of a rung
+    with windows."""
     calls = {f"d = {D}": workload(rung, D) for D in rung.D or (rung.usual_D,)}
     if "window" in rung.features:
         Nq, Nk, window = SKIPPED
         options = {"causal": True, "window": window}
         inputs = random_inputs(rung, (1, 2, Nq, Nk, rung.usual_D), **options)
         calls[f"Nq = {Nq}, Nk = {Nk}, window {window}"] = inputs, options
-    found = {}
-    for where, (inputs, options) in calls.items():
-        ray = xray(kernel, *inputs, **options)
-        shared, moved = ray.total(space="shared"), ray.tensors[["bytes_read", "bytes_written"]].astype(int)
-        found[where] = Costs(
-            shared.cost, shared.ideal, {name: (read, written) for name, read, written in moved.itertuples()}
-        )
-    return found
+    return {where: xray(kernel, *inputs, **options) for where, (inputs, options) in calls.items()}
+
+
+def _costs(ray: Xray) -> Costs:
+    shared, moved = ray.total(space="shared"), ray.tensors[["bytes_read", "bytes_written"]].astype(int)
+    return Costs(shared.cost, shared.ideal, {name: (read, written) for name, read, written in moved.itertuples()})
 
 
 def _checked(kernel: Kernel, rung: Rung) -> Report:

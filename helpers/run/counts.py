@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..emulator.launcher import BULK, OPS
 from ..emulator.trace import Access, Finding, Trace
-from ..figures.words import OPS, SPACES, UNIT, words
+from ..figures.words import SPACES, UNIT, words
 from ..ladder.rung import Rung
 from ..ladder.show import regions
 
@@ -67,7 +70,26 @@ class SourceFile:
             found = regions(rung)
         except ValueError:
             found = {}
-        return cls(rung.path.name, tuple(rung.source.splitlines()), found)
+        lines = rung.source.replace("\r\n", "\n").removesuffix("\n").split("\n")  # as compilers count them
+        return cls(rung.path.name, tuple(lines), found)
+
+    def holds(self, file: str) -> bool:
+        """Whether a trace's name of a file is this one's, or none."""
+        return not file or Path(file).name == self.name
+
+    def line_of(self, access: Access) -> int:
+        """The line on which an access stands; 0 for one in another file, such as a header of the reader's."""
+        return access.line if self.holds(access.file) else 0
+
+    def place(self, access: Access) -> str:
+        """The line of an access, with its file where that is another: 7, mine.cuh:4."""
+        return str(access.line) if self.holds(access.file) else f"{Path(access.file).name}:{access.line}"
+
+    def named(self, finding: Finding) -> list[int]:
+        """The lines of this file that a finding names; its text names the other line's file where the two differ."""
+        other = re.search(rf"(\S+):{finding.other_line}\b", finding.text)
+        both = (finding.file, finding.line), (other[1] if other else finding.file, finding.other_line)
+        return [line for file, line in both if line and self.holds(file)]
 
     def code(self, line: int) -> str:
         """The text of a line; empty for one that isn't there."""
@@ -124,6 +146,10 @@ class Counts:
         """The innermost region a line stands in; empty if none."""
         return self.file.region(line)
 
+    def code_of(self, access: Access) -> str:
+        """The text of an access's line; of one in another file, that file and the line's number."""
+        return self.code(access.line) if self.file.holds(access.file) else self.file.place(access)
+
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
         """What is wrong; what stopped the kernel comes first."""
@@ -153,6 +179,10 @@ class Counts:
         """The accesses of one space, the costliest first."""
         return [a for a in self.accesses if a.space == space]
 
+    def of_warps(self, space: str) -> list[Access]:
+        """The same without TMA's, which are no requests of warps."""
+        return [a for a in self.of(space) if a.op not in BULK]
+
     @property
     def kernels(self) -> tuple[str, ...]:
         """The `__global__` functions that ran, in the order in which they stand in the file."""
@@ -168,9 +198,9 @@ class Counts:
         import pandas as pd
 
         rows = [
-            (a.line, self.region(a.line), a.op, a.space, a.target, a.width, a.requests, a.cost, a.ideal)
+            (a.line, self.region(self.file.line_of(a)), a.op, a.space, a.target, a.width, a.requests, a.cost, a.ideal)
             + (a.cost - a.ideal, UNIT[a.space], a.cost / a.requests, a.worst, _ways(a), a.bytes, a.kernel)
-            + (self.code(a.line).strip(),)
+            + (self.code_of(a).strip(),)
             for a in self.accesses
         ]
         return pd.DataFrame(rows, columns=list(COLUMNS))
@@ -215,19 +245,20 @@ class Counts:
         require("op", op, OPS)
         require("region", region, self.file.regions)
         wanted = {"space": space, "op": op, "target": target, "kernel": kernel}
-        wanted["line"] = None if line is None else self.file.number(line)
+        number = None if line is None else self.file.number(line)
         found = [
             a
             for a in self.trace.accesses
             if all(value is None or getattr(a, name) == value for name, value in wanted.items())
-            and (region is None or self.file.within(a.line, region))
+            and number in (None, self.file.line_of(a))
+            and (region is None or self.file.within(self.file.line_of(a), region))
         ]
         return Total(*(sum(getattr(a, f) for a in found) for f in ("requests", "cost", "ideal", "bytes")))
 
     def line(self, which: int | str) -> Line:
         """What one line does, in words: `which` is its number, or a piece of its text that no other line has."""
         number = self.file.number(which)
-        found = tuple(a for a in self.accesses if a.line == number)
+        found = tuple(a for a in self.accesses if self.file.line_of(a) == number)
         return Line(self.rung.path.name, number, self.code(number), found)
 
     def diff(self, other: Counts) -> pd.DataFrame:
@@ -248,7 +279,7 @@ class Counts:
         sums: dict[tuple, list[int]] = {}
         for at, ray in enumerate((self, other)):
             for a in ray.trace.accesses:
-                row = sums.setdefault((ray.region(a.line), a.target, a.op, a.space), [0] * 4)
+                row = sums.setdefault((ray.region(ray.file.line_of(a)), a.target, a.op, a.space), [0] * 4)
                 row[at] += a.cost
                 row[2 + at] += a.cost - a.ideal
         order = sorted(sums, key=lambda k: (-abs(sums[k][3] - sums[k][2]), -abs(sums[k][1] - sums[k][0]), k))
@@ -259,18 +290,21 @@ class Counts:
     def worst(
         self, space: str, line: int | str | None = None, op: str | None = None, target: str | None = None
     ) -> Access:
-        """The access whose worst request costs most beyond its ideal; of a line, an operation or a target, if named.
+        """The access whose worst request costs most beyond its ideal; of a line, an operation or a target, if named. TMA's
+        have none.
 
         Raises ValueError that names the lines there are, if none fits.
         """
         require("op", op, OPS)
         number = None if line is None else self.file.number(line)
-        here = self.of(space)
-        fits = [a for a in here if number in (None, a.line) and op in (None, a.op) and target in (None, a.target)]
+        here = [a for a in self.of(space) if op in (None, a.op) and target in (None, a.target)]
+        found = [a for a in here if number in (None, self.file.line_of(a))]
+        fits = [a for a in found if a.op not in BULK]
         if not fits:
             what = f"{op or 'request'} of {target or f'{space} memory'}" + (f" on line {number}" if number else "")
-            others = sorted({a.line for a in here if op in (None, a.op) and target in (None, a.target)})
-            raise ValueError(f"there is no {what}; lines with one: {', '.join(map(str, others)) or 'none'}")
+            others = sorted({self.file.line_of(a) for a in here if a.op not in BULK} - {0})
+            by_tma = " by a warp, only by TMA" if found else ""
+            raise ValueError(f"there is no {what}{by_tma}; lines with one: {', '.join(map(str, others)) or 'none'}")
         if number is None:
             return fits[0]  # the most excess in all
         return max(fits, key=lambda a: (a.worst_request.cost - a.worst_request.ideal, a.worst))

@@ -384,7 +384,9 @@ def cases(rung=None, device: str | torch.device = "cpu", size: str = "small") ->
         if op == "softmax":
             made = _softmax_cases(size)
         else:
-            forward = itertools.chain(_attention_cases(D, size, DTYPES[name]), _model_cases(D, size, features))
+            forward = itertools.chain(
+                _attention_cases(D, size, DTYPES[name]), _model_cases(D, size, features), _joint_cases(D, features)
+            )
             if name != "fp32":
                 forward = itertools.chain(forward, _family_cases(D, size, features, name))
             if isinstance(rung, Rung) and op == "attention":
@@ -614,6 +616,37 @@ def _model_cases(D: tuple[int, ...], size: str, features: tuple[str, ...]) -> It
         if "lengths" in features:
             lengths = torch.tensor([300, 1, 129, 0], dtype=torch.int32)
             yield Case("3 splits of keys cut short", *qkv(2, 300, B=4), lengths=lengths, splits=3)
+
+
+def _joint_cases(D: tuple[int, ...], features: tuple[str, ...]) -> Iterator[Case]:
+    """All that a rung's features allow in one call, with a scale and strides, at every D: a kernel that ignores an argument where another
+    is set is wrong."""
+    generator = torch.Generator().manual_seed(980)
+    options = {"scale": 0.3} | ({"causal": True} if "causal" in features else {})
+    window = {"window": 37} if "window" in features else {}
+    H, Hkv = 4, 2 if "gqa" in features else 4
+
+    def by_token(B: int, N: int, heads: int) -> Tensor:
+        return torch.randn(B, N, heads, d, generator=generator).transpose(1, 2)
+
+    for d in D:
+        q, k, v = by_token(2, 40, H), by_token(2, 90, Hkv), by_token(2, 90, Hkv)
+        for deterministic in (False, True) if "deterministic" in features else (False,):
+            name = f"all at once, D={d}" + ", deterministic" * deterministic
+            yield Case(name, q, k, v, **options, **window, deterministic=deterministic)
+        if "varlen" in features:
+            starts = tuple(torch.tensor(x, dtype=torch.int32) for x in ([0, 70, 70, 99], [0, 150, 153, 160]))
+            q, k, v = by_token(1, 99, H), by_token(1, 160, Hkv), by_token(1, 160, Hkv)
+            yield Case(f"all at once, packed, D={d}", q, k, v, cu_seqlens=starts, **options, **window)
+        if "splits" in features and "lengths" in features:
+            q, k, v = by_token(3, 4, H), by_token(3, 800, Hkv), by_token(3, 800, Hkv)
+            lengths = torch.tensor([800, 4, 333], dtype=torch.int32)
+            yield Case(f"all at once, cut short, D={d}", q, k, v, lengths=lengths, splits=3, **options)
+            if "pages" in features:
+                k, v = by_token(40, 64, Hkv), by_token(40, 64, Hkv)
+                pages = torch.randperm(40, generator=generator)[:36].reshape(3, 12).to(torch.int32)
+                lengths = torch.tensor([768, 4, 333], dtype=torch.int32)
+                yield Case(f"all at once, pages, D={d}", q, k, v, lengths=lengths, pages=pages, splits=3, **options)
 
 
 def _family_cases(D: tuple[int, ...], size: str, features: tuple[str, ...], dtype: str) -> Iterator[Case]:

@@ -1,6 +1,7 @@
 // A tool of the emulator that is loaded when it is asked for: what one block moves, from one __syncthreads() to the next. It
-// follows rows of the inputs from global memory into shared memory: a store there is of what the thread has loaded last and not
-// stored yet, a copy is of its source.
+// follows rows of the inputs from global memory into shared memory: what a thread stores there, after loads and until the next
+// one, is the last that these have loaded, in their order; what they have loaded before that stays in registers. A copy is of its
+// source.
 #include <algorithm>
 #include <cstdint>
 #include <deque>
@@ -43,8 +44,16 @@ struct Walk final : Watcher {
     Tag tag;
     size_t bytes;
   };
+  struct Stored {
+    size_t word, bytes;
+  };
+  struct Moves {  // of a thread: loads, and the stores to shared memory after them
+    std::deque<Loaded> loads;
+    std::vector<Stored> stores;
+  };
   std::vector<Tag> shared = std::vector<Tag>(kArena / 4);  // what every 4 bytes hold
-  std::map<unsigned, std::deque<Loaded>> loaded;           // by thread, not stored yet
+  std::map<unsigned, Moves> moves;                         // by thread
+  std::map<size_t, unsigned> stored;                       // word -> the thread among whose stores it is
   std::map<std::pair<int32_t, int32_t>, Row> now;          // of the step: by tensor and kind
 
   explicit Walk(Worker* worker) : Watcher(worker, kMemory | kExecution) {}
@@ -62,12 +71,12 @@ struct Walk final : Watcher {
     if (!mine()) return;
     ++w->critical;
     std::fill(shared.begin(), shared.end(), Tag{});
-    loaded.clear(), now.clear();
+    moves.clear(), stored.clear(), now.clear();
     --w->critical;
   }
 
   void access(const Access& a) override {
-    if (!mine() || a.target == kAllocated) return;
+    if (!mine() || !(a.target == kShared || is_tensor(a.target))) return;
     ++w->critical;
     if (a.target == kShared)
       in_shared(a);
@@ -80,22 +89,44 @@ struct Walk final : Watcher {
     const Tag tag{a.target, int32_t(a.offset / config.row_bytes[a.target])};
     const bool write = writes(a.op) || a.op == Op::Atomic;
     add(tag, write ? kWritten : kRead, a.bytes);
-    if (!write && session.regions[a.target].given) loaded[w->current->number].push_back({tag, a.bytes});
+    if (write || !session.regions[a.target].given) return;
+    Moves& own = moves[w->current->number];
+    settle(own);
+    own.loads.push_back({tag, a.bytes});
   }
 
   void in_shared(const Access& a) {
-    auto& waiting = loaded[w->current->number];
     for (size_t at = a.offset / 4; at < (a.offset + a.bytes + 3) / 4; ++at) {
       const size_t part = std::min<size_t>(4, a.bytes);
-      if (!writes(a.op)) {
-        if (shared[at].tensor >= 0) add(shared[at], kUsed, part);
-        continue;
+      const auto last = stored.find(at);
+      if (last != stored.end() && (!writes(a.op) || last->second != w->current->number)) settle(moves[last->second]);
+      if (writes(a.op)) {
+        moves[w->current->number].stores.push_back({at, part});
+        stored[at] = w->current->number;
+      } else if (shared[at].tensor >= 0) {
+        add(shared[at], kUsed, part);
       }
-      shared[at] = waiting.empty() ? Tag{} : waiting.front().tag;  // else it was computed
-      if (waiting.empty()) continue;
-      if (waiting.front().bytes <= part) waiting.pop_front();
-      else waiting.front().bytes -= part;
     }
+  }
+
+  // The stores hold what was loaded last; where there are more of them, the others were computed.
+  void settle(Moves& of) {
+    if (of.stores.empty()) return;
+    size_t kept = 0;
+    for (const Loaded& load : of.loads) kept += load.bytes;
+    for (const Stored& store : of.stores) kept -= std::min(kept, store.bytes);
+    take(of.loads, kept);
+    for (const Stored& store : of.stores) {
+      shared[store.word] = of.loads.empty() ? Tag{} : of.loads.front().tag;
+      take(of.loads, store.bytes);
+      stored.erase(store.word);
+    }
+    of = {};
+  }
+
+  static void take(std::deque<Loaded>& loads, size_t bytes) {
+    while (!loads.empty() && loads.front().bytes <= bytes) bytes -= loads.front().bytes, loads.pop_front();
+    if (!loads.empty()) loads.front().bytes -= bytes;
   }
 
   void completed(const BarrierPoint& point) override {
@@ -107,6 +138,7 @@ struct Walk final : Watcher {
 
   void next() {
     ++w->critical;
+    for (auto& [thread, of] : moves) settle(of);
     for (const Tag& tag : shared)
       if (tag.tensor >= 0) add(tag, kResident, 4);
     for (const auto& [key, row] : now) config.rows.push_back(row);

@@ -113,27 +113,30 @@ class Xray(Counts):
         first, last = self.file.span(region)
         title = f"{self.file.name} · {region + ' · ' if region else ''}lines {first}–{last} · {self.workload}"
         lines = [(n, self.code(n)) for n in range(first, last + 1)]
-        return heat(title, lines, self.accesses, self.findings)
+        marked = {n: f.kind for f in self.findings for n in self.file.named(f)}
+        return heat(title, lines, [a for a in self.accesses if self.file.line_of(a)], marked)
 
     def bank_map(self, line: int | str | None = None, op: str | None = None, target: str | None = None) -> Picture:
         """The worst request of a line to shared memory: 32 banks across, a row per wavefront, lanes in the cells.
 
         line: its number or a piece of its text; by default the one with the most conflicts. `op` and `target` choose among
-        the requests of a line that makes several.
+        the requests of a line that makes several. TMA has no warp requests to draw.
         """
         from ..figures.access_maps import bank_map
 
-        return bank_map(self.worst("shared", line, op, target))
+        worst = self.worst("shared", line, op, target)
+        return bank_map(worst, self.file.place(worst))
 
     def address_map(self, line: int | str | None = None, op: str | None = None, target: str | None = None) -> Picture:
         """The worst request of a line to global memory, over lines of 128 bytes and sectors of 32.
 
         line: its number or a piece of its text; by default the one with the most sectors beyond the ideal. `op` and
-        `target` choose among the requests of a line that makes several.
+        `target` choose among the requests of a line that makes several. TMA has no warp requests to draw.
         """
         from ..figures.access_maps import address_map
 
-        return address_map(self.worst("global", line, op, target))
+        worst = self.worst("global", line, op, target)
+        return address_map(worst, self.file.place(worst))
 
     def traffic(self) -> Picture:
         """Bytes by tensor, read and written, beside the theoretical minimum."""
@@ -169,7 +172,7 @@ class Xray(Counts):
         parts = [preformatted("\n".join(xray_words.head(self)))]
         for space in SPACES:
             if rows := self.of(space):
-                parts.append(access_html(rows, space, self.code))
+                parts.append(access_html(rows, space, self.code_of))
         if self.notes:
             parts.append(preformatted("\n".join(f"note: {note}" for note in self.notes)))
         return "".join(parts)
@@ -185,8 +188,8 @@ class Xray(Counts):
         from ..figures.page import page
 
         pictures = [self.traffic()] if self.tensors[["bytes_read", "bytes_written"]].any(axis=None) else []
-        pictures += [self.bank_map()] if self.of("shared") else []
-        pictures += [self.address_map()] if self.of("global") else []
+        pictures += [self.bank_map()] if self.of_warps("shared") else []
+        pictures += [self.address_map()] if self.of_warps("global") else []
         path = Path(path)
         path.write_text(page(f"X-ray of {self.rung.stem}", [self, self.source(), *pictures]), encoding="utf-8")
         return path

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from pathlib import Path
 
 from ..emulator.trace import Finding
 from ..figures.tables import access_text
@@ -20,7 +19,7 @@ def whole(counts: Counts) -> str:
     parts = head(counts)
     for space in SPACES:
         if rows := counts.of(space):
-            parts.append(access_text(rows[:MOST_LINES], space, counts.code, WIDE))
+            parts.append(access_text(rows[:MOST_LINES], space, counts.code_of, WIDE))
             if len(rows) > MOST_LINES:
                 parts.append(f"  … and {len(rows) - MOST_LINES} more: to_frame() has all")
     indent = {"initial_indent": "  ", "subsequent_indent": "    "}
@@ -34,7 +33,8 @@ def head(counts: Counts) -> list[str]:
     if counts.stopped:
         parts.append("  The kernel was stopped: counts are those up to there.")
     parts += [report(counts, f) for f in counts.findings[:MOST_FINDINGS]] or [
-        "  no findings: no race, nothing out of bounds, nothing read before it was written"
+        f"  no findings{' in shared memory and tensors' * bool(_beside(counts))}: no race, nothing out of bounds, nothing "
+        "read before it was written"
     ]
     if len(counts.findings) > MOST_FINDINGS:
         parts.append(f"  … and {len(counts.findings) - MOST_FINDINGS} more in `findings`")
@@ -73,28 +73,38 @@ def _moved(counts: Counts, name: str, bytes_: tuple[int, int, int]) -> str:
 
 def report(counts: Counts, finding: Finding) -> str:
     """One finding: the sentence, the lines it names, the hint."""
-    here = not finding.file or Path(finding.file).name == counts.file.name
-    place = f"line {finding.line}" if here else f"{finding.file}:{finding.line}"
+    place = f"line {finding.line}" if counts.file.holds(finding.file) else f"{finding.file}:{finding.line}"
     times = f" ({finding.count:,} times)" if finding.count > 1 else ""
     at = f", {place}" if finding.line else ""
     lines = [f"✗ {finding.kind}{at}{times}: {finding.text}"]
-    numbers = dict.fromkeys(n for n in (finding.line, finding.other_line) if n and here and counts.code(n))
+    numbers = dict.fromkeys(n for n in counts.file.named(finding) if counts.code(n))
     lines += [f"  {n:>5} | {counts.code(n).strip()}" for n in numbers]
     return "\n".join(lines + ([f"        hint: {finding.hint}"] if finding.hint else []))
+
+
+def _beside(counts: Counts) -> list[str]:
+    """What is looked for less in the global memory that the kernel uses beside tensors."""
+    targets = {a.target.split()[0] for a in counts.accesses if a.target}
+    beside = {
+        "cudaMalloc": "memory that the launcher takes by cudaMalloc is held against its bounds only",
+        "__device__": "__device__ variables are counted, and not held against their bounds",
+    }
+    return [less for target, less in beside.items() if target in targets]
 
 
 def notes(counts: Counts) -> tuple[str, ...]:
     """What the counts cannot know, where it bears on these."""
     found = []
     narrow = [a for a in counts.of("shared") if a.op in ("load", "store") and a.width < 16]
-    lines = sorted({a.line for a in narrow if a.cost >= 0.1 * counts.total(space="shared").cost})
+    narrow, least = sorted(narrow, key=lambda a: a.line), 0.1 * counts.total(space="shared").cost
+    lines = dict.fromkeys(counts.file.place(a) for a in narrow if a.cost >= least)
     if lines:
-        at = f"line{'s' * (len(lines) > 1)} {', '.join(map(str, lines))}"
-        widths = sorted({a.width for a in narrow if a.line in lines})
+        at = f"line{'s' * (len(lines) > 1)} {', '.join(lines)}"
+        widths = sorted({a.width for a in narrow if counts.file.place(a) in lines})
         each = " or ".join(map(str, widths)) + (" byte" if widths == [1] else " bytes")
         found.append(
             f"{at}: counted as written, {each} per lane; nvcc may fuse a thread's neighbouring accesses of shared "
-            "memory into fewer, wider ones"
+            "memory into fewer, wider ones, and takes out of a loop what does not change in it"
         )
     engines = ["TMA"] if any(".bulk" in a.op for a in counts.accesses) else []
     engines += ["wgmma"] if any(name.startswith("wgmma") for name in counts.trace.instructions) else []
@@ -105,11 +115,11 @@ def notes(counts: Counts) -> tuple[str, ...]:
         )
     if any(read > size_ for read, _, size_ in counts.trace.tensors.values()):
         found.append("sectors and bytes are what threads request; what the caches L1 and L2 catch never reaches HBM")
-    if any(a.target == "cudaMalloc" for a in counts.accesses):
-        found.append(
-            "memory that the launcher takes by cudaMalloc is held against its bounds only: races there, and reads of what "
-            "nobody has written, are looked for in outputs and in tensors of the header's `workspace`"
-        )
+    found += [
+        f"{less}: races there, and reads of what nobody has written, are looked for in outputs and in tensors of the header's "
+        "`workspace`"
+        for less in _beside(counts)
+    ]
     if counts.spilled:
         found.append(f"nvcc spills registers, {counts.spilled} bytes per thread: that traffic is not in these counts")
     return tuple(found)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import hashlib
 import inspect
@@ -41,6 +42,7 @@ from .toolkit import Toolkit, ToolkitError, find_ninja
 Source = TypeVar("Source")
 
 STALE_SECONDS = 3600  # a build folder this old belongs to a process that was killed
+ROOM = 64 << 20  # bytes: several builds; what fails without a word where fewer are free has filled the disk
 
 _known = threading.Lock()
 _locks: dict[Path, threading.Lock] = {}  # one for each folder of the cache that this process has asked for
@@ -118,7 +120,7 @@ def build(
     `flags` go to the one compiler used; `libraries` are linked by path, and `link` are flags of that; `depends` are the texts of the headers that
     the source reaches.
     Raises CompileError with the compiler's words, ToolkitError if there is no compiler, torch is too old or the cache can't be
-    written.
+    written, or is deleted again and again.
     """
     import torch
 
@@ -134,10 +136,13 @@ def build(
     cached = _is_whole(folder)
     if not cached:
         with making(folder, stem):
-            if not _is_whole(folder):  # else another thread or process was faster
-                shutil.rmtree(folder, ignore_errors=True)
-                rest = list(flags), list(include), list(libraries), list(link), compiler, toolkit
-                _compile(name, folder, units, cuda, *rest)
+            rest = list(flags), list(include), list(libraries), list(link), compiler, toolkit
+            for _ in range(2):  # once more if the cache is deleted meanwhile
+                if not _is_whole(folder):  # else another thread or process was faster
+                    shutil.rmtree(folder, ignore_errors=True)
+                    _compile(name, folder, units, cuda, *rest)
+            if not _is_whole(folder):
+                raise ToolkitError(f"{folder.parent} was deleted while {stem} was being compiled: run it again")
     log = (folder / "compiler.log").read_text(errors="replace")
     return Built(folder / (folder / "done").read_text(), log, time.perf_counter() - start, cached)
 
@@ -187,6 +192,7 @@ def _compile(
     compiler: str,
     toolkit: Toolkit | None,
 ) -> None:
+    """Makes `folder`; doesn't, without a word, if the cache is deleted meanwhile. Raises as `build` does."""
     import torch
     from torch.utils import cpp_extension
 
@@ -253,12 +259,16 @@ def _compile(
     except KeyboardInterrupt:
         raise Interrupted(f"{name.rpartition('_')[0]} was being compiled") from None
     except Exception as error:  # load_inline raises RuntimeError, and its cause is the whole ninja log
+        if not all(file.exists() for file in (log, *libraries)):
+            return  # the cache has been deleted
+        compiled = all((private / each).exists() for each in objects)
         try:
             if not log.stat().st_size:  # a full disk has no room for the compiler's words either
                 (private / "probe").write_bytes(os.urandom(1 << 20))
+                if not compiled and shutil.disk_usage(private).free < ROOM:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as full:
             raise _unwritable(folder.parent, full) from None
-        compiled = all((private / each).exists() for each in objects)
         words = _linkers_words(str(error)) if compiled else log.read_text(errors="replace") or str(error)
         raise CompileError(_tidy(words, private)) from None
     finally:

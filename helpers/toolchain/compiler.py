@@ -18,8 +18,10 @@ from ..ladder.errors import ToolkitError
 from ..ladder.paths import cache_folder
 
 # The emulator's range: older ones lack flags that it builds kernels with. tests/release/compilers.py tries the newer ones.
-# Apple numbers its clang by Xcode, about one ahead of LLVM's: its 14 has what LLVM's 14 has.
-OLDEST = {"gcc": 11, "clang": 14}
+# clang before LLVM's 16 copies a struct past the runtime, by memcpy() instead of __tsan_memcpy(). Apple numbers its clang by Xcode:
+# its 15 has what LLVM's 16 has.
+OLDEST = {"g++": 11, "clang": 16, "Apple clang": 15}
+_RANGE = f"g++ {OLDEST['g++']}, clang {OLDEST['clang']} (Apple's: {OLDEST['Apple clang']}) or newer"
 INSTALL = (
     "Debian, Ubuntu: `apt install g++`; Fedora, Red Hat: `dnf install gcc-c++`; macOS: `xcode-select --install` or "
     "`brew install llvm`; conda: `conda install -c conda-forge cxx-compiler`; anywhere, without root: `pip install ziglang`"
@@ -35,14 +37,18 @@ class Compiler:
     version: tuple[int, int, int]
     apple: bool = False
 
+    @property
+    def name(self) -> str:
+        """As people call it: "g++", "clang" or "Apple clang"."""
+        return "Apple clang" if self.apple else {"gcc": "g++", "clang": "clang"}[self.kind]
+
     def __str__(self) -> str:
-        name = "Apple clang" if self.apple else {"gcc": "g++", "clang": "clang"}[self.kind]
-        return f"{name} {'.'.join(map(str, self.version))} ({self.path})"
+        return f"{self.name} {'.'.join(map(str, self.version))} ({self.path})"
 
     @property
     def new_enough(self) -> bool:
         """For the emulator; nvcc takes older ones."""
-        return self.version[0] >= OLDEST[self.kind]
+        return self.version[0] >= OLDEST[self.name]
 
 
 def programs(*patterns: str) -> Iterator[str]:
@@ -51,10 +57,12 @@ def programs(*patterns: str) -> Iterator[str]:
     folders = [*os.environ.get("PATH", "").split(os.pathsep), str(Path(sys.prefix) / "bin")]
     for pattern in patterns:
         for folder in filter(None, folders):
-            found = [str(path) for path in Path(folder).glob(pattern) if os.access(path, os.X_OK) and path.is_file()]
-            yield from sorted(
-                found, key=lambda path: [int(n) for n in re.findall(r"\d+", Path(path).name)], reverse=True
-            )
+            try:
+                found = [path for path in Path(folder).glob(pattern) if os.access(path, os.X_OK) and path.is_file()]
+            except OSError:  # a folder that this user can't read
+                continue
+            newest = sorted(found, key=lambda path: [int(n) for n in re.findall(r"\d+", path.name)], reverse=True)
+            yield from map(str, newest)
 
 
 def find_compiler() -> str:
@@ -122,7 +130,7 @@ def identify(path: str) -> Compiler:
     raise ToolkitError(f"{path} is neither gcc nor clang: {_WANTED}")
 
 
-_WANTED = f"the emulator needs g++ {OLDEST['gcc']} or clang {OLDEST['clang']} or newer; name one in CXX"
+_WANTED = f"the emulator needs {_RANGE}; name one in CXX"
 
 
 def emulators_compiler() -> Compiler:
@@ -130,7 +138,7 @@ def emulators_compiler() -> Compiler:
     compiler = identify(find_compiler())
     if not compiler.new_enough:
         raise ToolkitError(
-            f"the emulator needs g++ {OLDEST['gcc']} or clang {OLDEST['clang']} or newer, and this is {compiler}: "
+            f"the emulator needs {_RANGE}, and this is {compiler}: "
             f"install a newer one ({INSTALL}), or name yours in CXX"
         )
     return compiler

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import re
@@ -61,8 +62,9 @@ def _candidates() -> list[tuple[Path, str]]:
     if home := os.environ.get("CUDA_HOME"):
         found.append((Path(home), "CUDA_HOME"))
     for folder in sys.path:
-        for wheel in sorted(Path(folder or ".").glob("nvidia/cu[0-9]*"), reverse=True):
-            found.append((wheel, "pip"))
+        with contextlib.suppress(OSError):  # a folder that this user can't read
+            wheels = sorted(Path(folder or ".").glob("nvidia/cu[0-9]*"), reverse=True)
+            found += [(wheel, "pip") for wheel in wheels]
     if on_path := shutil.which("nvcc"):
         found.append((_home_of(on_path), "PATH"))
     return found
@@ -109,7 +111,8 @@ def find_ninja() -> Path:
     if importlib.util.find_spec("ninja"):
         import ninja
 
-        return Path(ninja.BIN_DIR)
+        if ninja.BIN_DIR and (Path(ninja.BIN_DIR) / "ninja").is_file():  # a package may have lost its program
+            return Path(ninja.BIN_DIR)
     if found := shutil.which("ninja"):
         return Path(found).parent
     raise ToolkitError("no ninja found: `pip install ninja`, or `make lab`, which installs all of pyproject.toml")

@@ -27,7 +27,7 @@ import importlib.util, os, sys  # on Colab, Kaggle or a hub: takes the series fr
 
 if not importlib.util.find_spec("helpers"):
     get_ipython().system("[ -d ../helpers -o -d series ] || git clone --depth 1 ${FA_REPOSITORY:?no address} series")
-    sys.path += map(os.path.realpath, ["..", "series"])
+    sys.path += [os.path.abspath(p) for p in ("..", "series") if os.path.isdir(f"{p}/helpers")] or sys.exit("no helpers/")
     importlib.import_module("helpers").prepare()
 
 # %%
@@ -473,6 +473,7 @@ def right_for_every_cut():
     empty, whole = (-np.inf, 0.0, np.zeros(64)), finished(0, 300)
     cuts = {f"cut after {c} of 300 keys": (finished(0, c), finished(c, 300), whole) for c in (1, 100, 299)}
     cuts |= {"empty part first": (empty, whole, whole), "empty part last": (whole, empty, whole)}
+    cuts["every m larger by 1000"] = tuple((m + 1000, l, o) for m, l, o in cuts["cut after 100 of 300 keys"])
     for cut, (a, b, both) in (cuts | {"two empty parts": (empty, empty, empty)}).items():
         told = merge_outputs(a, b)
         assert isinstance(told, tuple | list) and len(told) == 3, "give three: m, l and O"

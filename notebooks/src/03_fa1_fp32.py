@@ -27,7 +27,7 @@ import importlib.util, os, sys  # on Colab, Kaggle or a hub: takes the series fr
 
 if not importlib.util.find_spec("helpers"):
     get_ipython().system("[ -d ../helpers -o -d series ] || git clone --depth 1 ${FA_REPOSITORY:?no address} series")
-    sys.path += map(os.path.realpath, ["..", "series"])
+    sys.path += [os.path.abspath(p) for p in ("..", "series") if os.path.isdir(f"{p}/helpers")] or sys.exit("no helpers/")
     importlib.import_module("helpers").prepare()
 
 # %%
@@ -679,7 +679,7 @@ progress()
 # No. It needs $B_c > \tfrac34 d$, or $M > 3d^2$ in elements. It always needs less memory.
 #
 # </details>
-# <details><summary>4. Why does $B_r$ not appear in the count?</summary>
+# <details><summary>4. Why does <i>B<sub>r</sub></i> not appear in the count?</summary>
 #
 # Each $j$ passes over all of $Q$ and $O$ once, however they are cut. $B_r$ decides how much SRAM a pass needs and how much work there is per tile.
 #

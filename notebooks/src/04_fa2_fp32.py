@@ -27,7 +27,7 @@ import importlib.util, os, sys  # on Colab, Kaggle or a hub: takes the series fr
 
 if not importlib.util.find_spec("helpers"):
     get_ipython().system("[ -d ../helpers -o -d series ] || git clone --depth 1 ${FA_REPOSITORY:?no address} series")
-    sys.path += map(os.path.realpath, ["..", "series"])
+    sys.path += [os.path.abspath(p) for p in ("..", "series") if os.path.isdir(f"{p}/helpers")] or sys.exit("no helpers/")
     importlib.import_module("helpers").prepare()
 
 # %%
@@ -357,7 +357,7 @@ table = pd.DataFrame({"MiB requested": pd.Series(moved).round(2), "ms": ms.round
 table.assign(**{"times faster than the first": (ms.iloc[0] / ms).round(1)})
 
 # %% [markdown]
-# The exchange alone costs bytes: 4 tiles per step instead of 3 (the loads outside the inner loop bring 1.33 down a little). On the H200 it nevertheless takes *less* time here; with the queries outside, the same rows of $O$ are updated in every step and probably stay in the L1 cache, which we have not measured. Either way the order alone moves the time little, because this kernel does not wait for HBM. It asks for 4 bytes of shared memory per FLOP, its lanes read rows 64 floats apart, all in one bank, and it runs one warp per CTA and one CTA per head. None of the three depends on the order.
+# The exchange alone costs bytes: 4 tiles per step instead of 3 (the loads outside the inner loop bring 1.33 down a little). On the H200 the time hardly changes; with the queries outside, the same rows of $O$ are updated in every step and probably stay in the L1 cache, which we have not measured. (Before two lines took care of rows of $-\infty$, the same pair took 82 and 68 ms: what the compiler makes of the loop weighs more than its order.) This kernel does not wait for HBM. It asks for 4 bytes of shared memory per FLOP, its lanes read rows 64 floats apart, all in one bank, and it runs one warp per CTA and one CTA per head. None of the three depends on the order.
 #
 # The last two rows put that in proportion. `03_fa1_fp32` has the *same* order as the first row. What the order of FA2 is good for is what it makes possible: $O$, $m$ and $l$ in registers, and a CTA per query tile.
 

@@ -27,7 +27,7 @@ import importlib.util, os, sys  # on Colab, Kaggle or a hub: takes the series fr
 
 if not importlib.util.find_spec("helpers"):
     get_ipython().system("[ -d ../helpers -o -d series ] || git clone --depth 1 ${FA_REPOSITORY:?no address} series")
-    sys.path += map(os.path.realpath, ["..", "series"])
+    sys.path += [os.path.abspath(p) for p in ("..", "series") if os.path.isdir(f"{p}/helpers")] or sys.exit("no helpers/")
     importlib.import_module("helpers").prepare()
 
 # %%
@@ -285,7 +285,7 @@ hint("11.3")
 # %% [markdown]
 # ### Exercise 11.4 · One side only
 #
-# In this kernel the *stores* are swizzled and the reads of Q are not. Is there an input for which its output is right all the same? Give `q` of shape (1, 1, 64, 64) whose numbers spread as normal random ones do (standard deviation at least 0.5, no column constant).
+# In this kernel the *stores* are swizzled and the reads of Q are not. Is there an input for which its output is right all the same? Give `q` of shape (1, 1, 64, 64) whose numbers spread as normal random ones do (standard deviation at least 0.5, in each row 0.1; no column constant).
 
 # %%
 one_sided = load(
@@ -303,8 +303,10 @@ q_mine = torch.randn(1, 1, 64, 64)
 
 # %%
 def unharmed():
+    assert q_mine.shape == (1, 1, 64, 64), f"q is {tuple(q_mine.shape)}, not (1, 1, 64, 64)"
     q, (k, v) = q_mine.to(device).half(), (torch.randn(1, 1, 64, 64, device=device).half() for _ in range(2))
     assert q.float().std() >= 0.5, f"the numbers of q spread by {q.float().std():.2g} only"
+    assert q.float().std(dim=3).amin() >= 0.1, "the numbers of some row of q spread by less than 0.1"
     assert q.std(dim=2).amin() > 0, "some column of q is constant"
     report = check(one_sided, [reference.Case("yours", q=q, k=k, v=v)])
     assert report.ok, f"the output is wrong: {report.worst:.0f} × the budget"

@@ -29,7 +29,7 @@ import importlib.util, os, sys  # on Colab, Kaggle or a hub: takes the series fr
 
 if not importlib.util.find_spec("helpers"):
     get_ipython().system("[ -d ../helpers -o -d series ] || git clone --depth 1 ${FA_REPOSITORY:?no address} series")
-    sys.path += map(os.path.realpath, ["..", "series"])
+    sys.path += [os.path.abspath(p) for p in ("..", "series") if os.path.isdir(f"{p}/helpers")] or sys.exit("no helpers/")
     importlib.import_module("helpers").prepare()
 
 # %%
@@ -539,27 +539,32 @@ def allocate(lengths, page, free):
 
 
 # %%
-def pages_of_their_own(lengths, free):
+def pages_of_their_own(lengths, page, free):
     try:
-        table = allocate(lengths, 16, list(free))
+        table = allocate(list(lengths), page, list(free))
     except StopIteration:
         raise AssertionError(f"it takes more than the {len(free)} free pages; the sequences need no more") from None
-    taken = [p for row, n in zip(table.tolist(), lengths) for p in row[: -(-n // 16)]]
+    counts = [-(-n // page) for n in lengths]
+    assert isinstance(table, torch.Tensor) and table.dtype == torch.int32, "give an int32 tensor"
+    assert table.shape == (3, max(counts)), f"page = {page}: {tuple(table.shape)}, not (3, {max(counts)})"
+    taken = [p for row, count in zip(table.tolist(), counts) for p in row[:count]]
     assert set(taken) <= set(free) and len(set(taken)) == len(taken), f"pages {taken}: not free, or taken twice"
     return table
 
 
 # %%
 def same_as_without_pages():
-    lengths, free = [33, 5, 64], [7, 2, 9, 0, 4, 11, 3, 8]
-    table = pages_of_their_own(lengths, free)
-    (K, V), (keys, values) = torch.full((2, 12, 2, 16, 64), torch.nan).half(), torch.randn(2, 3, 2, 64, 64).half()
-    for b, j in ((b, j) for b, n in enumerate(lengths) for j in range(n)):
-        K[table[b, j // 16], :, j % 16], V[table[b, j // 16], :, j % 16] = keys[b, :, j], values[b, :, j]
-    q, used = torch.randn(3, 2, 1, 64).half(), torch.tensor(lengths).int()
-    q, K, V, keys, values, used, table = (x.to(device) for x in (q, K, V, keys, values, used, table))
-    paged, _ = kernel(q, K, V, lengths=used, pages=table)
-    return torch.equal(paged, kernel(q, keys, values, lengths=used)[0])
+    for page, lengths in ((16, [33, 5, 64]), (48, [33, 49, 1])):
+        table = pages_of_their_own(lengths, page, [7, 2, 9, 0, 4, 11, 3, 8])
+        K, V = torch.full((2, 12, 2, page, 64), torch.nan).half()
+        keys, values = torch.randn(2, 3, 2, 64, 64).half()
+        for b, j in ((b, j) for b, n in enumerate(lengths) for j in range(n)):
+            K[table[b, j // page], :, j % page], V[table[b, j // page], :, j % page] = keys[b, :, j], values[b, :, j]
+        q, used = torch.randn(3, 2, 1, 64).half(), torch.tensor(lengths).int()
+        q, K, V, keys, values, used, table = (x.to(device) for x in (q, K, V, keys, values, used, table))
+        paged, _ = kernel(q, K, V, lengths=used, pages=table)
+        assert torch.equal(paged, kernel(q, keys, values, lengths=used)[0]), f"page = {page}: O is another"
+    return True
 
 
 exercise.verify("21.5", same_as_without_pages)

@@ -29,7 +29,7 @@ import importlib.util, os, sys  # on Colab, Kaggle or a hub: takes the series fr
 
 if not importlib.util.find_spec("helpers"):
     get_ipython().system("[ -d ../helpers -o -d series ] || git clone --depth 1 ${FA_REPOSITORY:?no address} series")
-    sys.path += map(os.path.realpath, ["..", "series"])
+    sys.path += [os.path.abspath(p) for p in ("..", "series") if os.path.isdir(f"{p}/helpers")] or sys.exit("no helpers/")
     importlib.import_module("helpers").prepare()
 
 # %%
@@ -493,10 +493,10 @@ grouped, ungrouped = 0, 0  # sequences that fit
 # %%
 def counts():
     s = train.SMALL.size
-    real = gpt.Cache(replace(s, context=96), 1, torch.float16, "cpu")
-    assert cache_bytes(s.layers, s.kv_heads, gpt.D, 96) == real.k.nbytes + real.v.nbytes, (
-        "gpt.Cache takes another amount"
-    )
+    for kind in (torch.float16, torch.float32):
+        real = gpt.Cache(replace(s, context=96), 1, kind, "cpu")
+        told = cache_bytes(s.layers, s.kv_heads, gpt.D, 96, itemsize=kind.itemsize)
+        assert told == real.k.nbytes + real.v.nbytes, f"gpt.Cache takes another amount in {kind}"
     assert grouped == 2**30 // cache_bytes(s.layers, s.kv_heads, gpt.D, 4096), (
         "the number with grouped heads is another"
     )

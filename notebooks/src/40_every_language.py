@@ -28,7 +28,7 @@ import importlib.util, os, sys  # on Colab, Kaggle or a hub: takes the series fr
 
 if not importlib.util.find_spec("helpers"):
     get_ipython().system("[ -d ../helpers -o -d series ] || git clone --depth 1 ${FA_REPOSITORY:?no address} series")
-    sys.path += map(os.path.realpath, ["..", "series"])
+    sys.path += [os.path.abspath(p) for p in ("..", "series") if os.path.isdir(f"{p}/helpers")] or sys.exit("no helpers/")
     importlib.import_module("helpers").prepare()
 
 # %%
@@ -249,7 +249,7 @@ if summary is not None:
 plot.recorded(languages_timed.STEM, "facts", languages_timed.waits)
 
 # %% [markdown]
-# **What to see.** In Triton, cuTile, Gluon, Pallas and Numba an edit costs two seconds or three, in CuTe's Python little more. CuTe in C++ goes through templates by the thousand, in eight instances of the kernel: its 31<!--= record.load("40_every_language", "facts", record.SHOWN).set_index("language").import_seconds["cute_mma"]:.0f --> s, drawn as import, are nvcc's, and come with every edit. What `torch.compile`, FlexAttention and Helion need goes mostly into importing the compiler, once a session.
+# **What to see.** In Triton, cuTile, Gluon, Pallas, Numba and CuTe's Python an edit costs half a second to two, beside at most 1.7 s of importing. CuTe in C++ goes through templates by the thousand, in eight instances of the kernel: its 31<!--= record.load("40_every_language", "facts", record.SHOWN).set_index("language").import_seconds["cute_mma"]:.0f --> s, drawn as import, are nvcc's, and come with every edit. What `torch.compile`, FlexAttention and Helion need goes mostly into importing the compiler, once a session.
 #
 # How many cases of the check each was held to on the GPU, within its time, and which of them it failed; `ended` says why something wasn't measured. FlexAttention's three are few because each shape is compiled anew; on a CPU, where nothing is compiled, the tests hold it to all:
 

@@ -28,7 +28,7 @@ import importlib.util, os, sys  # on Colab, Kaggle or a hub: takes the series fr
 
 if not importlib.util.find_spec("helpers"):
     get_ipython().system("[ -d ../helpers -o -d series ] || git clone --depth 1 ${FA_REPOSITORY:?no address} series")
-    sys.path += map(os.path.realpath, ["..", "series"])
+    sys.path += [os.path.abspath(p) for p in ("..", "series") if os.path.isdir(f"{p}/helpers")] or sys.exit("no helpers/")
     importlib.import_module("helpers").prepare()
 
 # %%
@@ -407,9 +407,9 @@ if samples is not None:
         display(draw_ring.beside_peers(samples, ranks))
 
 # %% [markdown]
-# (STALE: kernels have changed since eight GPUs were recorded. Whiskers: slowest and fastest round; a round of more than three times the median is left out, and counted.)
+# (STALE: kernels have changed since eight GPUs were recorded; in the table above, too. Whiskers: slowest and fastest round; a round of more than three times the median is left out, and counted.)
 #
-# **What to see.** PyTorch's `context_parallel` runs the same ring, or all-gather, with cuDNN's attention; "all-gather + SDPA" is cuDNN after one collective; `51_one_sided` is the next notebook's. On two and four GPUs the ring keeps rung 32's lead over cuDNN; forward and backward together, Ulysses comes close on four. On eight, with four channels, the ring waits for messages: forward 51 and all-gather lead, with the backward pass Ulysses; with 256k tokens the ring is 7.92<!--= over_one_gpu("50_ring", 262144, ranks=8):.2f --> times as fast as one GPU. "In any order" adds up $dQ$ as parts come, as cuDNN does, and one GPU by default; the plain ring has the same bits every time, and so has the one GPU it is held against.
+# **What to see.** PyTorch's `context_parallel` runs the same ring, or all-gather, with cuDNN's attention; "all-gather + SDPA" is cuDNN after one collective; `51_one_sided` is the next notebook's. On two and four GPUs the ring keeps rung 32's lead over cuDNN; forward and backward together, Ulysses is on four as fast as the ring that adds up in any order, and faster than the plain one. On eight, with four channels, the ring waits for messages: forward 51 and all-gather lead, with the backward pass Ulysses; with 256k tokens the ring is 7.92<!--= over_one_gpu("50_ring", 262144, ranks=8):.2f --> times as fast as one GPU. "In any order" adds up $dQ$ as parts come, as cuDNN does, and one GPU by default; the plain ring has the same bits every time, and so has the one GPU it is held against.
 #
 # Memory: how long can a sequence be?
 

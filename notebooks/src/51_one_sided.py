@@ -28,7 +28,7 @@ import importlib.util, os, sys  # on Colab, Kaggle or a hub: takes the series fr
 
 if not importlib.util.find_spec("helpers"):
     get_ipython().system("[ -d ../helpers -o -d series ] || git clone --depth 1 ${FA_REPOSITORY:?no address} series")
-    sys.path += map(os.path.realpath, ["..", "series"])
+    sys.path += [os.path.abspath(p) for p in ("..", "series") if os.path.isdir(f"{p}/helpers")] or sys.exit("no helpers/")
     importlib.import_module("helpers").prepare()
 
 # %%
@@ -188,7 +188,7 @@ predict(copiers, 390e9 * 3e-6 / 196608, "copiers, at least")
 draw_ring.recorded_link()
 
 # %% [markdown]
-# **What to see.** At $D = 128$, 16 copiers reach 306<!--= copied(16, 128, 16384):.0f --> GB/s, and more of them hardly more (24: 308<!--= copied(24, 128, 16384):.0f -->). At $D = 64$ it takes 24: a pair of tiles costs a copier 1.9 to 2.8 µs there, and with twice the bytes, at $D = 128$, only 2.3 to 3. With six pairs on their way (three at $D = 128$), a tile takes 7 to 17 µs from the request to its flag, not 3. The default is 16 of 132 SMs.
+# **What to see.** At $D = 128$, 16 copiers reach 306<!--= copied(16, 128, 16384):.0f --> GB/s, and more of them hardly more (24: 308<!--= copied(24, 128, 16384):.0f -->). At $D = 64$ it takes 24: a pair of tiles costs a copier 1.9 to 2.8 µs there, and with twice the bytes, at $D = 128$ with up to 12 copiers, only 2.3 to 3.1. With six pairs on their way (three at $D = 128$), a tile takes 7 to 17 µs from the request to its flag, not 3. The default is 16 of 132 SMs.
 #
 # For the whole call the number hardly matters, within 3 % on two GPUs: while they copy they do not attend, but copying takes a short time. For $n$ tokens per rank without a mask, attention takes $4 n \cdot 2n \cdot HD$ FLOPs and copying $4 n HD$ bytes, so with two GPUs at 700 TFLOP/s and 300 GB/s the ratio is $1170 / n$. At $n = 8192$ that is 14 % of the time, of 12 % of the SMs: less than 2 %. Under a mask it is twice as much, as there is half the work.
 #
@@ -205,7 +205,7 @@ if samples is not None:
 # **What to see.** (K and V were in the room already. Whiskers go from the slowest round to the fastest; a round that took more than three times the median is left out, and counted. The right panel has no 51: its backward pass is the ring's.) This is the kernel for short sequences: at 16k tokens two GPUs are 1.91<!--= over_one_gpu("51_one_sided", 16384):.2f --> times as fast as one, with the ring 1.80<!--= over_one_gpu("50_ring", 16384):.2f -->; with eight query heads to one of K and V 1.99<!--= over_one_gpu("51_one_sided", 16384, Hkv=2):.2f --> and 1.88<!--= over_one_gpu("50_ring", 16384, Hkv=2):.2f -->. (One round of 64k at $D = 64$ reached 2.15. At one clock two GPUs cannot do more than twice the work; but power sets the clock anew for every burst, and so moves a median by a few percent, and a round by 11 %.) At 64k they are 1.93<!--= over_one_gpu("51_one_sided", 65536):.2f --> and 1.90<!--= over_one_gpu("50_ring", 65536):.2f -->. For longer ones the L2 does not hold a head's keys any more (notebook 50 says what that costs), and in one kernel 256k tokens were 1.85 times as fast, measured once. So there `one_sided.attend` has this kernel only copy, on a stream of its own, while rung 32 attends to this rank's keys, and then to the copies, in the ring's blocks: 2.00<!--= over_one_gpu("51_one_sided", 262144):.2f -->, with the ring 1.95<!--= over_one_gpu("50_ring", 262144):.2f -->.
 
 # %% [markdown]
-# <details><summary>Why do both rows' maxima pass through a `double`?</summary>
+# <details><summary>Why do both rows' maxima pass through a <code>double</code>?</summary>
 #
 # At $D = 64$ this kernel first was 5 to 8 % slower than 32 at the same work on one GPU, although its loop had 332 instructions instead of 329. Each score is one FMA, $s \cdot \mathrm{scale} - m$, with two operands in registers. The register file has two banks, the even and the odd registers, and two operands of one bank take a cycle more. A warp works on two rows in turn; if their $m$ lie in different banks, the hardware's small cache of operands keeps both, and few FMAs wait. Here the compiler had put both into even registers, 32 of 64 FMAs waited, and nothing in the source says where a register goes. Most changes that we tried left it so. A `double` is an even register and the odd one behind it: both $m$ put into one, and taken out again in front of the loop, lie in two banks. `loops.from_one_bank` counts such FMAs, and a test holds it at no more than 8 of 64.
 #

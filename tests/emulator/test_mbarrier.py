@@ -91,6 +91,14 @@ RIGHT = {
         asm volatile("bar.sync 0, 64;" ::: "memory"); x = s[63 - t]; }""",
     "barrier 0, arrive and sync": """s[t] = t; if (t < 32) { asm volatile("bar.arrive 0, 64;" ::: "memory"); x = 63 - t; }
       else { asm volatile("bar.sync 0, 64;" ::: "memory"); x = s[63 - t]; }""",
+    "barrier 0 by number and by __syncthreads": """for (int w = 0; w < 64; w += 32) {
+        s[t] = t; if (t / 32 == w / 32) { asm volatile("bar.sync 0, 64;" ::: "memory"); x = s[63 - t]; }
+        else { __syncthreads(); x = s[63 - t]; }
+        __syncthreads(); }""",
+    "votes at barrier 0": """const int q = t % 3 == 0; uint32_t count;
+      if (t >= 32) asm volatile("{ .reg .pred q; setp.ne.b32 q, %1, 0; bar.red.popc.u32 %0, 0, 64, q; }" : "=r"(count) : "r"(q));
+      else count = __syncthreads_count(q);
+      x = count == 22 ? 63 - t : -1;""",
     "votes": """uint32_t any; const int q = t == 7;
       asm volatile("{ .reg .pred p, q; setp.ne.b32 q, %1, 0; barrier.cta.red.or.pred p, 2, 64, q; selp.u32 %0, 1, 0, p; }" : "=r"(any) : "r"(q));
       uint32_t count;
@@ -148,6 +156,10 @@ STOPPED = {
     "half of a barrier": ("if (t < 32) { fa::bar_sync(1, 64); // here\n}",
         "barrier deadlock", r"threads 0-31 wait at .* in bar.sync: of the 64 threads of barrier 1 32 have come\n  threads 32-63 have returned"),
     "two counts": ("if (t < 32) fa::bar_sync(1, 64);\nelse fa::bar_sync(1, 32);", "barrier", "barrier 1 for (32|64) threads, and others have come to it for (32|64)"),
+    "__syncthreads after a part of barrier 0": ("if (t < 16) fa::bar_sync(0, 32);\nelse __syncthreads();", "barrier", "barrier 0 for (32|64) threads, and others have come to it for (32|64)"),
+    "a part of barrier 0 after __syncthreads": ("if (t >= 32) fa::bar_sync(0, 32);\nelse __syncthreads();", "barrier", "barrier 0 for (32|64) threads, and others have come to it for (32|64)"),
+    "half of barrier 0": ("if (t < 16) fa::bar_sync(0, 64); // here\nelse if (t < 32) __syncthreads();", "barrier deadlock",
+        r"threads 0-15 wait at .* in bar.sync: of the 64 threads of barrier 0 32 have come\n  threads 16-31 wait at .* in __syncthreads: .*\n  threads 32-63 have returned"),
     "no multiple of a warp": ("fa::bar_sync(1, 48); // here", "barrier", "for 48 threads; there must be a multiple of 32"),
     "a copy that nobody waits for": ("start(b, 1); if (t == 0) { fa::mbarrier_arrive_expect_tx(b, 256); bulk_load(place(s), in, 256, b); }",
         "bulk copy", r"ends while the cp.async.bulk of thread 0 still writes its shared memory: nobody has waited for the mbarrier bars\[0\]"),

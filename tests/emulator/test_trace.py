@@ -187,6 +187,16 @@ def test_arrays_in_dynamic_shared_memory_have_the_names_of_their_pointers():
         assert [a.target for a in on(found, *line)] == [name]
 
 
+def test_an_array_at_a_templates_constant_has_its_name():
+    before = "template <int n> struct Tile { static constexpr int at = 4 * n; };\n"
+    body = """extern __shared__ unsigned char smem[];
+    float *A_smem = reinterpret_cast<float *>(smem), *B_smem = A_smem + Tile<32>::at / 4, *C_smem = 32 < n ? A_smem + 64 : A_smem + 96;
+    B_smem[threadIdx.x] = 1;
+    C_smem[threadIdx.x] = 1;"""
+    found = trace(body, shape="1, 32, 512", before=before)
+    assert [a.target for a in found.accesses] == ["B_smem", "B_smem"]  # of C's "<" it isn't known that it compares
+
+
 def test_dynamic_shared_memory_without_pointers_has_its_own_name():
     found = trace("extern __shared__ float tile[]; tile[threadIdx.x] = 1;", shape="1, 32, 128")
     assert [a.target for a in found.accesses] == ["tile"]
@@ -205,6 +215,45 @@ def test_the_worst_request_is_kept_with_its_addresses():
     assert (access.requests, access.cost, access.ideal, access.worst) == (8, 7 + 32, 8, 32)
     assert (worst.kernel, worst.block, worst.warp, worst.width, worst.cost, worst.ideal) == ("kernel", 2, 1, 4, 32, 1)
     assert [a - worst.addresses[0] for a in worst.addresses] == [128 * lane for lane in range(32)]
+
+
+def test_addresses_count_from_where_an_allocation_begins():
+    source = program(
+        "",
+        before="__global__ void far(float* w) { w[40 - threadIdx.x] = 1; }",
+        launch="float* w; cudaMalloc(&w, 4096); far<<<1, 32>>>(w + 8); cudaFree(w);",
+    )
+    (stored,) = traced(build(source), torch.zeros(32)).accesses
+    assert stored.target == "cudaMalloc"
+    assert stored.worst_request.addresses == tuple(4 * (48 - t) for t in range(32))
+
+
+VARIABLES = """
+    __device__ float plain[64];
+    namespace inner { __device__ int counted; }
+    static __device__ float hidden[32];
+    __constant__ float constant[32] = {1};
+    constexpr float table[32] = {1};
+    """
+
+
+def test_device_variables_are_global_memory():
+    body = """const int t = threadIdx.x;
+    plain[2 * (31 - t)] = constant[t]; // plain
+    atomicAdd(&inner::counted, 1); // counted
+    hidden[t] = table[n - 1 - t]; // hidden
+    __syncthreads();
+    out[t] = plain[2 * t] + hidden[31 - t]; // read"""
+    found = trace(body, shape="2, 32", before=VARIABLES)
+    counted = [(a.op, a.target, a.requests, a.cost, a.bytes) for a in found.accesses if a.target != "O"]
+    assert sorted(counted) == [
+        ("atomic", "__device__ inner::counted", 2, 2, 256),
+        ("load", "__device__ plain", 2, 16, 256),
+        ("store", "__device__", 2, 8, 256),
+        ("store", "__device__ plain", 2, 16, 256),
+    ]
+    (stored,) = (a for a in found.accesses if (a.op, a.target) == ("store", "__device__ plain"))
+    assert stored.worst_request.addresses == tuple(8 * (31 - t) for t in range(32))
 
 
 def test_lanes_that_take_no_part_have_no_address():
@@ -237,6 +286,14 @@ def test_instructions_are_counted_by_warp():
     assert found.instructions == {
         "bar.sync": 12, "bar.warp.sync": 6, "ld.global": 6, "shfl.sync": 6, "st.global": 6, "vote.sync": 6,
     }  # fmt: skip
+
+
+def test_syncthreads_is_one_instruction_where_ptx_comes_to_its_barrier():
+    body = """if (threadIdx.x < 32) asm volatile("bar.sync 0, 64;" ::: "memory"); else __syncthreads();
+    if (threadIdx.x >= 32) asm volatile("bar.sync 0, 64;" ::: "memory"); else __syncthreads();
+    __syncthreads();
+    out[threadIdx.x] = 1;"""
+    assert trace(body, 64, shape="1, 64").instructions == {"bar.sync": 6, "st.global": 2}
 
 
 def test_what_a_cp_async_reads_is_no_load_instruction():

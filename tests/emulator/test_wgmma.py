@@ -13,7 +13,6 @@ from emulated import FILE, build, launch, line_of, processor_seconds, program, t
 
 from helpers import KernelError, fragments
 from helpers.emulator.fragments import Descriptor
-from helpers.toolchain.compiler import emulators_compiler
 
 BOTH = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 RANDOM = np.random.default_rng(0)
@@ -427,12 +426,7 @@ WRONG = {
 }  # fmt: skip
 
 
-# clang 14 still has what the accumulator was before, and does not read it.
-COMPILER = emulators_compiler()
-UNSEEN = {"read as an operand"} if COMPILER.kind == "clang" and COMPILER.version < (15,) else set()
-
-
-@pytest.mark.parametrize("what", sorted(WRONG.keys() - UNSEEN))
+@pytest.mark.parametrize("what", sorted(WRONG))
 def test_misuse_is_named(what):
     _, threads, kind, words = WRONG[what]
     cases = tuple(body for body, of, _, _ in WRONG.values() if of == threads)

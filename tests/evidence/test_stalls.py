@@ -84,6 +84,11 @@ def test_the_record_is_sound_and_is_drawn(tmp_path, monkeypatch):
     assert "13_tuned: 3.5 cycles, most of them 2.5 fixed latency" in drawn.in_words
     bars = drawn.axes[0].containers[1]
     assert [bar.get_x() for bar in bars] == [1.0, 1.0] and [bar.get_width() for bar in bars] == [2.5, 2.5]
+    (ax,) = figure.strips(table.mul([1, 2], axis=0), "Title").axes
+    lengths = {
+        name.get_text(): bar.get_width() for name, bar in zip(ax.get_yticklabels(), ax.containers[1], strict=True)
+    }
+    assert lengths == {STEMS[0]: 2.5, STEMS[1]: 5}
     with pytest.raises(ValueError, match="twice"):
         figure.by_reason(pd.concat([rows, rows]))
 

@@ -2,8 +2,10 @@
 
 import pandas as pd
 import pytest
+from matplotlib.colors import to_rgba
 
 from helpers.figures import budget
+from helpers.figures.style import BLUE
 
 FRAME = pd.DataFrame(
     [("12", "MUFU", 68), ("12", "shared memory", 256), ("12", "tensor cores", 214)]
@@ -29,10 +31,21 @@ def test_each_kernel_has_its_own_longest_and_all_its_bars():
         "leaving",
     ]
     assert [len(ax.patches) for ax in panels] == [3, 3]
+    longest = [[bar.get_width() for bar in ax.patches if bar.get_facecolor() == to_rgba(BLUE)] for ax in panels]
+    assert longest == [[256], [428]]
     assert {ax.get_xlabel() for ax in panels} == {"clocks of one SM"}  # of what, the title says: a tile, a step
     assert panels[0].get_xlim() == panels[1].get_xlim() and panels[0].get_xlim()[0] == 0
     assert panels[0].get_xlim()[1] > 600  # the measured time is in the picture
     assert figure.png()
+
+
+@pytest.mark.parametrize("measured", [None, {"13": 600.0}, {"12": 300.0, "13": 600.0}])
+def test_what_a_kernel_took_is_a_line_in_its_own_panel(measured):
+    figure = budget.units(FRAME, "Clocks", "", measured)
+    drawn = [(ax.get_title(loc="left"), line.get_xdata()) for ax in figure.axes for line in ax.lines]
+    took = {kernel: x[0] for kernel, x in drawn if len(x)}  # the legend's has no place
+    assert took == (measured or {})
+    assert [t.get_text() for t in figure.legends[0].get_texts()][2:] == ["measured, all of it"] * bool(measured)
 
 
 def test_a_unit_twice_or_a_kernel_without_a_budget_is_refused():

@@ -4,12 +4,13 @@ import math
 
 import pandas as pd
 import pytest
+from matplotlib.colors import to_rgba
 from matplotlib.text import Text
 
 from helpers import draw, draw_backward, draw_hopper, draw_masks, draw_mma, draw_pingpong, draw_ring
 from helpers.emulator.trace import Access, Request
 from helpers.figures import steps, style
-from helpers.figures.access_maps import address_map
+from helpers.figures.access_maps import address_map, bank_map
 from helpers.lessons import languages_timed
 
 STEPS = pd.DataFrame(
@@ -47,6 +48,10 @@ def test_steps_tell_their_ratios_with_a_mask_and_without():
         assert legend(figure)[-1] == "hollow: surpassed or did not stay"
     without = steps.marks(STEPS.drop(columns="ratio_causal"), "title", "SDPA CUDNN").in_words
     assert "one buffer: 0.80 at D = 64, 0.70 at D = 128" in without
+    drawn = {ax.get_title(loc="left"): [line.get_xdata()[0] for line in ax.lines[::2]] for ax in figures[0].axes}
+    assert drawn == {"without a mask": [0.8, 1.1], "causal": [0.9, 1.2]}
+    kept = [said for said in ("yes", "in part", "at D = 64", "at D = 128", "no") if steps.stays(said, 64)]
+    assert kept == ["yes", "in part", "at D = 64"]
 
 
 def test_a_ring_s_speedup_tells_what_was_measured_and_its_memory_an_h200_s():
@@ -93,11 +98,32 @@ def test_lane_numbers_of_three_matrices_side_by_side_can_be_read():
     assert on_the_page(figure, min(text.get_fontsize() for ax in figure.axes for text in ax.texts)) >= 9
 
 
+def access(space: str, addresses: tuple[int | None, ...], width: int, cost: int, ideal: int) -> Access:
+    request = Request("k", 0, 0, addresses, width, cost, ideal)
+    return Access("k", "k.cu", 1, "load", space, "K", width, 1, 32 * width, cost, ideal, cost, request)
+
+
+def test_a_lane_of_a_bank_map_is_as_wide_as_its_banks_and_a_line_parts_the_parts_of_a_warp():
+    figure = bank_map(access("shared", tuple(16 * lane for lane in range(32)), 16, 4, 4))
+    assert [patch.get_width() for patch in figure.axes[0].patches] == [4] * 32
+    crowded = tuple((128 if lane < 8 else 16) * lane for lane in range(32))  # the first quarter takes eight wavefronts
+    (ax,) = bank_map(access("shared", crowded, 16, 11, 4)).axes
+    assert [line.get_ydata()[0] for line in ax.lines] == [8, 9, 10]
+
+
+def test_an_address_map_shows_the_line_the_sector_and_the_words_that_are_asked_for():
+    one = access("global", (1280 + 32, *[None] * 31), 8, 1, 1)
+    figure = address_map(one)
+    (ax,) = figure.axes
+    assert "+1,280" in [text.get_text() for text in ax.texts]  # bytes
+    faces = [patch.get_facecolor() for patch in ax.patches[:4]]
+    assert faces == [to_rgba(colour) for colour in (style.PALEST, style.WASTED, style.PALEST, style.PALEST)]
+    assert str(figure).splitlines()[2].split("|")[2].split() == ["0", "0", *"~" * 6]  # 8 of 32 bytes
+
+
 def test_the_foot_of_an_address_map_explains_what_is_drawn():
     def foot(addresses) -> str:
-        request = Request("k", 0, 0, addresses, 4, 4, 4)
-        access = Access("k", "k.cu", 1, "load", "global", "K", 4, 1, 128, 4, 4, 4, request)
-        return address_map(access).get_supxlabel()
+        return address_map(access("global", addresses, 4, 4, 4)).get_supxlabel()
 
     each = foot(tuple(4 * lane for lane in range(32)))
     assert "+" not in each and "Orange" not in each

@@ -6,12 +6,14 @@ import itertools
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.colors import to_rgb
+from matplotlib.colors import to_rgb, to_rgba
+from matplotlib.container import ErrorbarContainer
 from matplotlib.text import Text
 
 from helpers import plot, record
 from helpers.figures import style
-from helpers.figures.lines import device, short
+from helpers.figures.bars import beside_minimum
+from helpers.figures.lines import device, of_dtype, power_of_two_axis, short
 
 PEERS = {"SDPA MATH": 20.0, "SDPA EFFICIENT": 40.0}
 
@@ -173,6 +175,7 @@ def test_of_a_record_of_several_rungs_none_is_named_as_the_one_that_changed():
 
 def test_rungs_and_peers_of_several_sessions_share_a_figure():
     both = pd.concat([forward("03_fa1_fp32", 5.0), forward("04_fa2_fp32", 30.0)])
+    assert device(both.assign(device=np.where(both["rung"] == "03_fa1_fp32", "A", "B"))) == "A and B"
     figure = plot.throughput(both)
     assert len(lines(figure.axes[0])) == 4  # two rungs and each peer once
 
@@ -210,6 +213,8 @@ def test_one_dtype_at_a_time():
         frame = pd.concat([frame.assign(dtype="fp16"), frame.assign(dtype="bf16")])
         assert ", bf16, " in draw(frame, dtype="bf16").get_suptitle()
         assert ", fp16, " in draw(frame).get_suptitle()
+    rungs = pd.DataFrame({"rung": ["04", "12", "12"], "dtype": ["fp32", "fp16", "bf16"]})
+    assert of_dtype(rungs, None)["dtype"].tolist() == ["fp32", "fp16"]  # each rung's first
     with pytest.raises(ValueError, match="nothing recorded for fp32; there is fp16, bf16"):
         plot.throughput(both, "fp32")
 
@@ -264,11 +269,14 @@ def test_a_long_staircase_has_its_panels_one_above_the_other_and_ceilings_have_n
 
 def test_the_staircase_of_ratios_leaves_fp32_out_and_shows_the_spread():
     yours = {"name": "yours", "kind": "yours", "dtype": "bf16", "D": 64, "tflops": 250.0, "to_flash": 0.8, "low": 0.7}
-    figure = plot.staircase(board(yours=yours | {"high": 0.9, "device": "NVIDIA A10", "stale": False}), "to_flash")
+    figure = plot.staircase(board(yours=yours | {"high": 0.95, "device": "NVIDIA A10", "stale": False}), "to_flash")
     text = words(figure)
     assert {"0.25", "0.65", "0.80", "yours", "not at D = 128"} <= set(text)
     assert "01\nnaive" not in text
     assert "yours on NVIDIA A10" in figure.get_suptitle()
+    errors = [bars for bars in figure.axes[0].containers if isinstance(bars, ErrorbarContainer)]
+    whiskers = [[y for _, y in bars.lines[2][0].get_segments()[0]] for bars in errors]
+    assert whiskers == [pytest.approx(ends) for ends in ([0.15, 0.35], [0.55, 0.75], [0.7, 0.95])]
     assert figure.axes[0].containers and figure.axes[0].get_yscale() == "linear"
     assert "its time in the same session / this one's" in figure.axes[0].get_ylabel()
 
@@ -404,6 +412,8 @@ def test_published_steps_and_ours_share_no_axis_but_percent():
     assert "A100 and RTX 3090: 1 · Base Implementation 16.6, 49.8; 2 · Swizzling 72.4, 98.6;" in figure.in_words
     assert "This series: 11_swizzled 66, 12_waits not recorded yet." in figure.in_words
     assert len(figure.in_words) < style.MOST_WORDS
+    (theirs,) = (line for line in figure.axes[0].lines if line.get_label() == "the same, RTX 3090 (published)")
+    assert theirs.get_xdata().tolist() == record.sixteen_steps()["rtx3090"].tolist()
 
 
 def test_predictions_stand_beside_counts():
@@ -412,8 +422,19 @@ def test_predictions_stand_beside_counts():
     assert {"Q", "K", "O", "8 kB", "7 kB", "read", "written", "predicted"} <= set(text)
     assert "bytes" in figure.axes[0].get_xlabel()
     assert "predicted" not in words(plot.traffic(TRAFFIC))
+    assert "predicted" in words(plot.traffic(TRAFFIC, {"K": 7000}))  # also without a guess for the first tensor
     with pytest.raises(ValueError, match=r"prediction for \['X'\], but counted were \['Q', 'K', 'O'\]"):
         plot.traffic(TRAFFIC, {"X": 1})
+
+
+def test_bytes_that_are_written_follow_those_read_and_a_prediction_stands_below():
+    counted = pd.DataFrame({"bytes_read": [1000, 2000], "bytes_written": [500, 0]}, index=["m", "Q"])
+    bars = plot.traffic(counted, {"Q": 900}).axes[0].patches
+    assert [(bar.get_x(), bar.get_width()) for bar in bars] == [(0, 1000), (0, 2000), (1000, 500), (0, 900)]
+    assert bars[0].get_facecolor() == to_rgba(style.BLUE)
+    assert bars[3].get_y() > bars[1].get_y()
+    table = pd.DataFrame({"bytes_read": [2048], "bytes_written": [0], "minimum_bytes": [1024]}, index=["Q"])
+    assert [bar.get_width() for bar in beside_minimum(table, "").axes[0].patches] == [2048, 1024]
 
 
 def test_bad_requests_name_what_there_is():
@@ -472,6 +493,12 @@ def test_the_guides_of_memory_rise_with_n_and_with_its_square():
 def test_lengths_are_counted_in_powers_of_1024():
     lengths = (512, 1000, 1024, 1500, 4097, 16384, 1 << 20)
     assert [short(n) for n in lengths] == ["512", "1000", "1k", "1500", "4097", "16k", "1M"]
+
+
+def test_an_axis_with_many_lengths_keeps_the_tick_of_the_longest():
+    _, (ax,) = style.canvas(4, 3)
+    power_of_two_axis(ax, [2**n for n in range(10)], "N")
+    assert list(ax.xaxis.get_major_locator().locs) == [2, 8, 32, 128, 512]
 
 
 def luminance(colour):

@@ -13,7 +13,7 @@ from PIL import Image
 
 import helpers
 from helpers.figures import style
-from helpers.figures.described import described
+from helpers.figures.described import MOST, described
 from helpers.figures.page import page
 
 HELPERS = Path(helpers.__file__).parent
@@ -93,6 +93,15 @@ def test_bars_and_marks_are_described_with_what_they_stand_at():
     for text in ("a", "HBM", "HBM", "shared memory"):
         ax.text(0, 0, text)
     assert described(figure) == "Two boxes. HBM; shared memory."
+
+
+def test_a_line_is_described_with_its_ends_and_many_with_how_many_are_left_out():
+    figure, (ax,) = style.canvas(4, 3)
+    ax.plot([1, 2, 3], [6.0, 9.0, 3.0], label="ours")
+    assert described(figure) == "ours 6 to 3."
+    for n in range(MOST + 2):
+        ax.plot([1, 2], [n, n + 1], label=f"line {chr(65 + n)}")
+    assert described(figure).endswith("; and 3 more.")
 
 
 def test_notebooks_get_small_pictures_of_the_same_colours():

@@ -449,6 +449,12 @@ def test_without_a_gpu_timing_is_one_sentence_and_1(line, capsys):
     assert code == 1 and out == "" and err.count("\n") == 1 and "on a GPU only" in err
 
 
+@without_gpu
+def test_heads_without_a_gpu_names_the_model_that_needs_none(capsys):
+    code, out, err = run(capsys, "record", "heads")
+    assert code == 1 and out == "" and "gpt is trained on a GPU only" in err and "heads rxnmapper` needs none" in err
+
+
 def test_counters_without_ncu_name_the_fix(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CUDA_HOME", raising=False)

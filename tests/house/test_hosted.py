@@ -29,6 +29,16 @@ for cell in cells[:2]:
 import helpers, torch
 print("from", helpers.__file__, "torch", torch.__version__, shell.user_ns["kernel"])
 """
+# The first cell before an address is given, and again after.
+AGAIN = """
+import json
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+cell = next("".join(c["source"]) for c in json.load(open("01_naive.ipynb"))["cells"] if c["cell_type"] == "code")
+assert not shell.run_cell(cell).success
+shell.run_cell("%env FA_REPOSITORY={address}")
+assert shell.run_cell(cell).success
+"""
 
 
 @pytest.fixture(scope="module")
@@ -70,12 +80,12 @@ def wheels(tmp_path_factory):
     return folder
 
 
-def opened(python: Path, folder: Path, **env: str) -> subprocess.CompletedProcess:
-    """01 in `folder`, its first two code cells run there."""
+def opened(python: Path, folder: Path, cells: str = CELLS, **env: str) -> subprocess.CompletedProcess:
+    """01 in `folder`, its first two code cells run there, or what else `cells` runs."""
     shutil.copy(ROOT / "notebooks" / "01_naive.ipynb", folder)
     ours = ("PYTHONPATH", "PIP_FIND_LINKS", "VIRTUAL_ENV")  # IPython looks for packages in the last, too
     kept = {name: value for name, value in os.environ.items() if name not in ours}
-    return subprocess.run([python, "-c", CELLS], cwd=folder, env=kept | env, capture_output=True, text=True)
+    return subprocess.run([python, "-c", cells], cwd=folder, env=kept | env, capture_output=True, text=True)
 
 
 def test_a_notebook_alone_fetches_the_series_and_only_what_is_missing(remote, python, wheels, tmp_path):
@@ -102,6 +112,13 @@ def test_a_notebook_in_a_checkout_takes_that(remote, python, wheels, tmp_path):
 def test_without_an_address_it_says_so(python, tmp_path):
     done = opened(python, tmp_path)
     assert done.returncode != 0 and "FA_REPOSITORY: no address" in done.stdout + done.stderr
+    assert "no helpers/" in done.stdout + done.stderr and "No module" not in done.stdout + done.stderr
+
+
+def test_the_cell_runs_again_once_it_has_an_address(remote, python, wheels, tmp_path):
+    offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels), "PIP_CONFIG_FILE": os.devnull}
+    done = opened(python, tmp_path, AGAIN.format(address=f"file://{remote}"), **offline)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_what_pip_can_not_install_is_one_sentence(monkeypatch):

@@ -11,6 +11,7 @@ from helpers.ladder.paths import KERNELS
 
 BLOCK = "// mine: a title\n//\n// idea:      one\n//            two\n// op:        softmax\n// dtypes:    fp16, bf16\n"
 BLOCK += "// D:         64, 128\n// workspace: m (B,H,Nq) fp32; S (rows,N) fp32\n// arch:      sm_80\n"
+STEMS = sorted(path.stem for path in KERNELS.glob("[0-9][0-9]_*.cu"))
 
 
 def test_the_glob_is_the_list():
@@ -26,6 +27,11 @@ def test_every_key_is_parsed():
     assert (made.stem, made.title, made.idea, made.op) == ("mine", "a title", "one two", "softmax")
     assert (made.dtypes, made.D, made.arch) == (("fp16", "bf16"), (64, 128), "sm_80")
     assert made.workspace == (("m", ("B", "H", "Nq")), ("S", ("rows", "N")))
+
+
+def test_a_byte_order_mark_is_no_part_of_a_source():
+    made = ladder.parse("\ufeff" + BLOCK, Path("cell"))
+    assert made.source == BLOCK and made.title == "a title"
 
 
 def test_a_cell_may_leave_the_block_out():
@@ -88,8 +94,8 @@ def test_a_whole_stem_is_no_part_of_another(tmp_path, monkeypatch):
         ("04_fa2_f32", "no kernel '04_fa2_f32'; did you mean 04_fa2_fp32 or 03_fa1_fp32?"),
         ("pingpong", "no kernel 'pingpong'; did you mean 32_ping_pong?"),
         ("warp_specialised", "no kernel 'warp_specialised'; did you mean 31_warp_specialized?"),
-        ("99_none", "no kernel '99_none'; rungs() lists those of the ladder"),
-        ("", "no kernel ''; rungs() lists those of the ladder"),
+        ("99_none", f"no kernel '99_none'; there are {', '.join(STEMS)}"),
+        ("", f"no kernel ''; there are {', '.join(STEMS)}"),
         ("minr.cu", "there is no file 'minr.cu'; did you mean mine.cu?"),
         (Path("other/03_fa1_fp32"), "there is no file 'other/03_fa1_fp32'; did you mean 03_fa1_fp32 or 04_fa2_fp32?"),
         (4, "a kernel is a stem, the path or the text of a .cu, a Rung or a Kernel; got int"),

@@ -76,5 +76,31 @@ def test_the_pages_hold_the_whole_series(tmp_path):
     for path in KERNELS.rglob("*.cu*"):
         assert (tmp_path / path.relative_to(ROOT).with_suffix(".md")).exists()
     listed = re.findall(r":caption: (.+)", index)
-    assert listed[:4] == list(book.CHAPTERS.values())[:4] and listed[-1] == "To look up"
+    assert listed == [*book.CHAPTERS.values(), "To look up"]
     assert index.index("04_fa2_fp32") < index.index(book.CHAPTERS[1]) < index.index("10_fa2_mma_fp16")
+
+
+def test_what_is_not_a_book_is_not_emptied(tmp_path):
+    """A folder source/ with a conf.py has every project that Sphinx documents."""
+    book.stage(tmp_path / "mine" / "source")
+    book.stage(tmp_path / "mine" / "source")
+    theirs = tmp_path / "source" / "conf.py"
+    theirs.parent.mkdir()
+    theirs.write_text('project = "other"\n')
+    with pytest.raises(ValueError, match="source is not a book's.*name another folder"):
+        book.stage(theirs.parent)
+    assert theirs.exists()
+
+
+def test_without_sphinx_nothing_is_touched(tmp_path, monkeypatch):
+    monkeypatch.setattr(book.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(RuntimeError, match=r"Sphinx .* not installed: `pip install"):
+        book.build(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("path", sorted((NOTEBOOKS / "src").glob("*.py")), ids=lambda path: path.stem)
+def test_what_a_fold_is_called_is_html(path):
+    """Sphinx takes it as it stands: Markdown and mathematics would be shown as they are written."""
+    summaries = re.findall("<summary>(.*?)</summary>", book.COMMENT.sub("", path.read_text()))
+    assert not [words for words in summaries if re.search(r"[$`]|\*\*", words)]

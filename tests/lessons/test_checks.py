@@ -391,6 +391,20 @@ LETTERS = dict(zip("abc", "abc"))
 NUMBERED = {"kernel 1": "scale", "kernel 2": "rescale", "kernel 3": "tail"}
 ONES = np.ones((300, 64))
 SHAPES = {"torch": torch, "device": "cpu", "reference": reference, "kernel": "right"}
+
+
+def used_values(q, K, V, lengths, pages=None):
+    """In place of a kernel: the values in use, in order."""
+    V = V if pages is None else V[pages.long()].transpose(1, 2).flatten(2, 3)
+    return torch.cat([of[:, :n] for of, n in zip(V, lengths)], 1), None
+
+
+PAGES = """def allocate(lengths, page, free):
+    counts = [-(-n // PAGE) for n in lengths]
+    table, free = torch.zeros(len(lengths), MOST, dtype=torch.int32), iter(free)
+    for row, count in zip(table, counts):
+        row[:count] = torch.tensor([next(free) for _ in range(count)])
+    return table"""
 CELLS = {
     "0.2": (
         "00_start_here",
@@ -450,7 +464,8 @@ CELLS = {
         },
     ),
     "21.4": ("21_split_kv", {"fewest_pieces": fewest_pieces, "kernel": SimpleNamespace(rung=rung("21_split_kv"))}),
-    "21.5": ("21_split_kv", {"torch": torch, "device": "cpu"}),
+    "21.5": ("21_split_kv", {"torch": torch, "device": "cpu", "kernel": used_values}),
+    "11.4": ("11_swizzled", SHAPES | {"one_sided": "", "check": lambda *_: SimpleNamespace(ok=True)}),
     "22.4": ("22_backward_fp32", {"bugs": LETTERS, "broken": {"a": {"dk"}, "b": {"dq", "dk"}, "c": set()}.get}),
     "22.5": (
         "22_backward_fp32",
@@ -536,6 +551,7 @@ FIT = "s = train.SMALL.size\ngrouped, ungrouped = (2**30 // cache_bytes(s.layers
         ("1.1", "def bytes_by_tensor(*_):\n    return {'Q': 8}", "solved"),
         ("2.1", "def merge_outputs(a, b):\n    return ()", "give three: m, l and O"),
         ("2.1", solution("02_online_softmax", "2.1"), "solved"),
+        ("2.1", solution("02_online_softmax", "2.1").replace(" - m)", ") / np.exp(m)"), "every m larger by 1000: "),
         ("2.2", "def expected_maxima(N):\n    return sum(1 / np.arange(1, N + 1, dtype='f'))", "solved"),
         (
             "2.2",
@@ -591,6 +607,10 @@ FIT = "s = train.SMALL.size\ngrouped, ungrouped = (2**30 // cache_bytes(s.layers
             "S_and_P_at_least: not 96 at Bc = 64",
         ),
         ("13.5", "arrays = S_and_P_at_least = {64: 236, 32: 196}", "arrays: not 236 at Bc = 64"),
+        ("11.4", solution("11_swizzled", "11.4"), "solved"),
+        ("11.4", "q_mine = torch.randn(64, 64)", "q is (64, 64), not (1, 1, 64, 64)"),
+        ("11.4", "q_mine = torch.randn(1, 1, 9, 8).repeat(1, 1, 1, 8)", "q is (1, 1, 9, 64)"),
+        ("11.4", "q_mine = torch.zeros(1, 1, 64, 64)\nq_mine[:, :, ::8] = 2 * torch.randn(64)", "some row of q"),
         ("13.5", "arrays = [244, 196]", "give two dicts: Bc -> registers"),
         ("20.3", "Nq_mine, Nk_mine = 128.0, 129.0", "solved"),
         ("20.3", "Nq_mine, Nk_mine = 128, 128.5", "two whole numbers from 1 to 200"),
@@ -600,6 +620,11 @@ FIT = "s = train.SMALL.size\ngrouped, ungrouped = (2**30 // cache_bytes(s.layers
         ("21.4", "by_hand = {'a': None, 'b': 8, 'c': 23}", "(a): a whole number from 1 to 128, not None"),
         ("21.4", "by_hand = {'a': '15', 'b': 8, 'c': 23}", "(a): a whole number from 1 to 128, not '15'"),
         ("21.5", "def allocate(lengths, page, free):\n    next(iter(()))", "more than the 8 free pages"),
+        ("21.5", solution("21_split_kv", "21.5"), "solved"),
+        ("21.5", PAGES.replace("PAGE", "page").replace("MOST", "max(counts)"), "solved"),
+        ("21.5", PAGES.replace("PAGE", "16").replace("MOST", "max(counts)"), "page = 48: (3, 4), not (3, 2)"),
+        ("21.5", PAGES.replace("PAGE", "page").replace("MOST", "4"), "page = 48: (3, 4), not (3, 2)"),
+        ("21.5", "def allocate(lengths, page, free):\n    return [[7, 2, 9, 0]] * 3", "give an int32 tensor"),
         ("22.4", "wrong = {'a': 'dK', 'b': ['dK', 'dQ'], 'c': {}}", "solved"),
         ("22.4", "wrong = {'a': ('dk',), 'b': {'dk', 'dq'}, 'c': None}", "solved"),
         ("22.4", "wrong = {'a': {}, 'b': {'dk', 'dq'}, 'c': set()}", "a: none is not what breaks"),
@@ -618,6 +643,7 @@ FIT = "s = train.SMALL.size\ngrouped, ungrouped = (2**30 // cache_bytes(s.layers
         ("23.4", "smem_kb, ctas, additions = 113, 2, 4", "4 times is wrong"),
         ("24.3", BYTES.format("N * D") + FIT, "solved"),
         ("24.3", BYTES.format("N * N") + FIT, "another amount"),
+        ("24.3", BYTES.format("N * D").replace("itemsize\n", "2\n") + FIT, "another amount in torch.float32"),
         ("24.3", BYTES.format("D * D") + FIT, "another amount"),
         ("30.4", solution("30_tma_wgmma", "30.4"), "solved"),
         ("30.4", STEP.format("leading=32"), "solved"),

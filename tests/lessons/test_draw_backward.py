@@ -29,7 +29,7 @@ def test_points_carry_their_bytes():
     assert figure.png().startswith(PNG)
 
 
-@pytest.mark.parametrize(("panel", "across", "last"), [(0, 0, 12), (1, 3, 3), (2, 3, 3)])
+@pytest.mark.parametrize(("panel", "across", "last"), [(0, 0, "37"), (1, 3, "31"), (2, 3, "13")])
 def test_an_order_marks_the_sums_that_cross_ctas(panel, across, last):
     """3 x 3 tiles: none cross in one CTA; a CTA per column lets the three of dQ cross, one per row those of dK and dV."""
     ax = draw_backward.loop_orders(3).axes[panel]
@@ -37,6 +37,8 @@ def test_an_order_marks_the_sums_that_cross_ctas(panel, across, last):
     assert len(arrows(ax)) == 6 and len(crossing) == across
     numbers = [int(w) for w in words(ax) if w.isdigit()]
     assert len(numbers) == 9 and max(numbers) == (9 if panel == 0 else 3)
+    at = {t.get_position(): t.get_text() for t in ax.texts}
+    assert at[0.2, 2.22] + at[2.2, 0.22] == last  # down the first column, along the first row
     for arrow in crossing:  # across: the two ends differ in j for dQ, in i for dK and dV
         (x, y), (u, v) = arrow._posA_posB
         assert (y == v and x != u) if panel == 1 else (x == u and y != v)
@@ -71,7 +73,9 @@ def test_a_block_bears_the_number_of_its_warp():
 
 def test_a_lane_of_a_hand_over_has_its_work_its_wait_and_its_turn():
     steps = pd.DataFrame([(0, 3, 0, 4, 4, 5), (1, 3, 0, 4, 5, 6)], columns="cta tile begin ready turn end".split())
-    (ax,) = draw_backward.hand_over(steps, "title").axes
+    figure = draw_backward.hand_over(steps, "title")
+    (ax,) = figure.axes
+    assert figure.in_words.endswith("they wait, CTA by CTA: 0, 1.")
     assert [p.get_width() for p in ax.patches] == [4, 0, 1, 4, 1, 1]
     assert words(ax) == ["3", "3"]
 
@@ -82,12 +86,19 @@ def test_stripes_run_along_k_or_across_it():
         "C += A B": (("A", "m", "k", True), ("B", "n", "k", False)),
         "C = A B": (("A", "m", "k", None), ("B", "n", "k", True)),
     }
-    first, second = draw_backward.operands(products).axes
+    figure = draw_backward.operands(products)
+    first, second = figure.axes
     across = [line.get_ydata()[0] == line.get_ydata()[1] for line in first.lines]
     in_a = [line.get_xdata()[0] < 1.5 for line in first.lines]
     assert across == [True] * len(across) and any(in_a) and not all(in_a)  # A along its k, B across its k: both lie
     assert all(line.get_xdata()[0] == line.get_xdata()[1] and line.get_xdata()[0] > 1.5 for line in second.lines)
     assert "+=" in words(first) and "=" in words(second)
+    told = "C += A B: A rows run along k: ldmatrix, B rows run across k: ldmatrix.trans"
+    assert draw_backward.operands({"C += A B": products["C += A B"]}).in_words == f"{told}."
+    assert f"{told}; C = A B: A in registers already, B" in figure.in_words
+    along, across_k, registers = (patch.get_facecolor() for patch in figure.legends[0].legend_handles)
+    faces = [patch.get_facecolor() for ax in (first, second) for patch in ax.patches[:2]]
+    assert faces == [along, across_k, registers, along]
 
 
 # 33_backward_wgmma
@@ -139,6 +150,8 @@ def test_a_program_shows_its_products_and_the_work_under_none():
     orange = [c for c in ax.collections if c.get_colors()[0][:3] == pytest.approx(_rgb(ORANGE))]
     assert sum(len(c.get_segments()) for c in orange) == 1  # the write alone
     assert [t.get_text() for t in ax.get_yticklabels()][:3] == ["S", "dV", "dQ"]
+    done = pd.DataFrame({"kind": [next(iter(draw_backward.WORK))] * 4, "at": range(4), "under_way": [1, 1, 1, 0]})
+    assert "under no product: 25% of" in draw_backward.program(found, done, len(LOOP), "title").in_words
 
 
 @pytest.mark.parametrize(("d", "pieces_of_dv"), [(64, [5, 3]), (128, [4])])
@@ -204,3 +217,5 @@ def test_an_addition_touches_the_sectors_that_it_says():
     ]
     assert all({str(lane) for lane in range(32)} <= set(words(ax)) for ax in figure.axes)
     assert "8 lines, 8 sectors" in figure.in_words
+    begins = [[said for said in words(ax) if said.startswith("byte")] for ax in figure.axes]
+    assert begins == [[f"byte {256 * n}" for n in range(8)], ["byte 0"]]

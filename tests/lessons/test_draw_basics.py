@@ -3,8 +3,10 @@
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.colors import to_rgba
 
 from helpers import banks, draw
+from helpers.figures.style import GREEN, ORANGE
 
 BLOCKS = [[1.0, 0.2], [2.4, 1.4], [0.5, 2.0]]
 VALUES = [[[0.9, 0.2], [0.1, 0.8]], [[0.2, 0.9], [0.5, 0.5]], [[0.8, 0.1], [0.3, 0.6]]]
@@ -30,6 +32,10 @@ FIGURES = {
 }
 
 
+def words(figure) -> list[str]:
+    return [t.get_text() for ax in figure.axes for t in ax.texts]
+
+
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_figure_says_what_to_see(name):
     figure = FIGURES[name]()
@@ -44,6 +50,44 @@ def test_every_tensor_of_which_something_is_moved_has_its_number():
     kernels = {"one": {"Q": 4 << 20, "LSE": 4096, "m": 0}, "other": {"Q": 1 << 18, "LSE": 4096, "m": 1 << 19}}
     (ax,) = draw.bytes_by_tensor(kernels, "Bytes").axes
     assert [t.get_text() for t in ax.texts] == ["4", "0.004", "", "0.25", "0.004", "0.5"]
+    assert [bar.get_height() for bar in ax.patches] == [4, 1 / 256, 0, 0.25, 1 / 256, 0.5]
+    assert all(one.get_x() < other.get_x() for one, other in zip(ax.patches[:3], ax.patches[3:], strict=True))
+
+
+def test_a_thread_computes_the_element_of_its_place_in_the_grid():
+    figure = draw.threads()
+    assert "threadIdx = (9, 5)\ncomputes S[21, 25]" in words(figure)  # of block (1, 1)
+    names = {t.get_position(): t.get_text() for t in figure.axes[0].texts}
+    assert names[8, 24] == "x = 1\ny = 0"  # below the first: blockIdx.x runs down the queries
+
+
+def test_lines_are_what_their_numbers_say():
+    small, large = draw.wedge(d=64).axes[1].lines
+    assert small.get_ydata()[1] == large.get_ydata()[1] == 16 * 128 * 64  # they cross at N = 2 d
+    apart = BYTES.assign(predicted=[3.0, 6.0])
+    lines = draw.bytes_against(apart, "N", "by", "title").axes[0].lines
+    assert [line.get_ydata().tolist() for line in lines] == [[3, 6], [1, 2]]  # as predicted, then as counted
+    assert draw.machine_fill(FILL, "title").axes[0].lines[1].get_ydata().tolist() == [1, 0.5]  # of the most
+    assert FIGURES["exp_ranges"]().in_words.endswith("fp16 from -17.0 to 11.0")
+    (ax,) = FIGURES["memory_hierarchy"]().axes
+    at = {t.get_text(): t.get_position()[0] for t in ax.texts}
+    assert at["256 KiB"] == at["in one SM"] < at["33 MiB"] == at["on the whole GPU"]
+
+
+def test_every_way_to_merge_scores_ends_with_their_maximum_and_sum():
+    s = np.array([1.0, 3.0, 0.0, 2.0])
+    total = np.exp(s - 3).sum()
+    lanes = {t.get_text() for t in draw.butterfly(s).axes[0].texts if t.get_position()[1] == -2}
+    assert lanes == {f"3\n{total:.3f}"}
+    trees = {"pairs": ((0, 1), (2, 3)), "one by one": (0, (1, (2, 3)))}
+    assert words(draw.bracketings(s, trees)).count(f"3\n{total:.4f}") == 2
+    rescaled = [said.split("\n")[0] for said in words(FIGURES["running_state"]()) if said.startswith("old × ")]
+    assert "old × 0.33" in rescaled  # exp(1 - 2.1)
+
+
+def test_fa1_walks_down_the_queries_and_fa2_along_the_keys():
+    titles = [draw.tile_walk(order).axes[1].get_title() for order in ("fa1", "fa2")]
+    assert titles == ["step 2: i = 2, j = 1", "step 2: i = 1, j = 2"]
 
 
 def test_blocks_are_rescaled_as_a_softmax_over_all_keys_says():
@@ -63,6 +107,16 @@ def test_each_lane_of_03_has_its_share_once():
     for ax, pieces in zip(draw.fa1_threads(rows=2, TX=8, Bc=32, d=64).axes, (4, 2), strict=True):
         said = [t.get_text() for t in ax.texts]
         assert all(said.count(str(lane)) == pieces for lane in range(32)) and len(said) == 32 * pieces
+
+
+def test_a_tile_of_registers_is_orange_where_it_asks_for_more_than_an_sm_delivers():
+    _, ax = draw.register_tiling([(1, 1), (16, 8)]).axes
+    assert [bar.get_facecolor() for bar in ax.patches] == [to_rgba(ORANGE), to_rgba(GREEN)]
+
+
+def test_a_lane_of_04_reads_the_rows_of_its_ty_and_the_columns_of_its_tx():
+    (ax,) = draw.warp_tile([i // 4 for i in range(32)], [i % 4 for i in range(32)], 64, lane=6).axes
+    assert {(-6, 4), (-6, 36), (8, -6), (40, -6)} <= {p.get_xy() for p in ax.patches}  # ty = 1, tx = 2
 
 
 def test_04_needs_12_wavefronts_a_step_and_another_numbering_8():

@@ -20,6 +20,8 @@ def test_a_descriptors_fields_stand_with_their_bits_and_values():
     for text in ("start address\nbits 13–0", "0x800", "= 0x8000", "leading offset\nbits 29–16", "= 16 B, not used here",
                  "0x40", "= 1024 B", "base offset\nbits 51–49", "= line 3", "swizzle\nbits 63–62", "= 128 B"):  # fmt: skip
         assert text in said, text
+    told = "start address 0x8000, leading offset 16 bytes, stride offset 1024 bytes, swizzle 128 bytes"
+    assert told in figure.in_words
     assert figure.png().startswith(PNG)
 
 
@@ -57,14 +59,19 @@ def test_chunks_stand_where_they_lie_and_zeros_are_marked():
         for (line, box), number in np.ndenumerate(places):
             assert ((box + 0.5, line + 0.5), f"{number // 8}·{number % 8}" if number >= 0 else "0") in shown
     assert [p.get_hatch() for p in figure.axes[1].patches] == [""] * 16 + ["///"] * 8
+    assert "row by row: 0·0 0·1 0·2" in figure.in_words and "; 0 0 0 0 0 0 0 0" in figure.in_words
 
 
 def test_a_thread_holds_the_same_cells_of_S_and_of_A():
-    _, s, a = draw_hopper.accumulator(thread=70, step=2).axes
+    figure = draw_hopper.accumulator(thread=70, step=2)
+    _, s, a = figure.axes
     held, taken = ({t.get_position() for t in ax.texts if t.get_text()[0] in "da"} for ax in (s, a))
     assert held == taken and len(held) == 8
     row, column = fragments.wgmma_d(70, 16)
     assert ((column - 32 + 0.5, row - 32 + 0.5), "d16") in {(t.get_position(), t.get_text()) for t in s.texts}
+    tints = [len({patch.get_facecolor() for patch in ax.patches}) for ax in (s, a)]
+    assert tints == [8 + 1, 4 + 1]  # a register each; two elements of A share one; and the thread's own
+    assert "elements d16 to d23 of columns 32 to 47" in figure.in_words
 
 
 def test_lanes_of_warpgroups_and_their_registers():

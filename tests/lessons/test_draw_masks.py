@@ -1,6 +1,7 @@
 """The drawings of notebook 20 say what they are given."""
 
 import numpy as np
+import pytest
 from matplotlib.colors import to_rgb
 
 from helpers import draw_masks, reference, schedule
@@ -19,6 +20,21 @@ def test_a_mask_has_as_many_blue_cells_as_pairs_that_are_seen():
     assert [p.get_facecolor()[:3] == blue for p in ax.patches] == seen.ravel().tolist()
 
 
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("00000", "nothing"),
+        ("01000", "k1"),
+        ("11111", "k0 to k4"),
+        ("11001", "k0 and k1 and k4"),
+        ("11101", "k0 to k2 and k4"),
+    ],
+)
+def test_a_mask_tells_which_keys_each_query_sees(row, said):
+    seen = np.array([[int(x) for x in row], [1] * 5], dtype=bool)
+    assert draw_masks.masks({"a": seen}).in_words.endswith(f"a: q0 sees {said}, q1 sees k0 to k4.")
+
+
 def test_a_tile_map_paints_each_kind_where_it_is():
     kinds = np.arange(16).reshape(8, 2) % 4
     figure = draw_masks.tile_map({"a": kinds, "b": kinds[:4]})
@@ -28,6 +44,8 @@ def test_a_tile_map_paints_each_kind_where_it_is():
     assert first.patches[3].get_xy() == (64, 32) and len(second.patches) == 8
     assert len(first.lines) == 3 and len(second.lines) == 2  # borders of CTAs of 128 queries
     assert [t.get_text() for t in figure.legends[0].get_texts()] == list(draw_masks.KINDS)[::-1]
+    assert figure.in_words.endswith("b: " + ", ".join(f"2 {kind}" for kind in draw_masks.KINDS) + ".")
+    assert (first.get_xlabel(), first.get_ylabel()) == ("key j", "query i")
 
 
 def test_heads_lead_to_the_head_that_the_kernel_reads():
@@ -35,6 +53,9 @@ def test_heads_lead_to_the_head_that_the_kernel_reads():
     assert titles(figure) == ["Hkv = 6: multi-head", "Hkv = 2: grouped-query", "Hkv = 1: multi-query"]
     ends = [[line.get_xdata()[1] for line in ax.lines] for ax in figure.axes]
     assert ends[1] == [1.5] * 3 + [4.5] * 3 and ends[2] == [3] * 6
+    *of_q, first, second = (patch.get_facecolor() for patch in figure.axes[1].patches)
+    assert of_q == [first] * 3 + [second] * 3
+    assert "; 2 heads of K and V, 3 query heads to each; " in figure.in_words
 
 
 def test_packed_rows_and_wasted_ones():
@@ -50,5 +71,6 @@ def test_occupancy_names_each_order_s_end():
     said = [t.get_text() for t in figure.legends[0].get_texts()]
     assert said == ["good: done at 5, 0.0% above the ideal", "bad: done at 6, 20.0% above the ideal"]
     assert figure.png(dpi=40).startswith(PNG)
+    assert figure.axes[0].lines[0].get_drawstyle() == "steps-post"  # as many until the next one is done
     (busy,) = figure.axes[1].texts
     assert all(line.endswith(" ") for line in busy.get_text().split("\n"))  # off the line that it stands beside

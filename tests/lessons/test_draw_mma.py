@@ -20,6 +20,13 @@ def test_every_cell_of_a_fragment_names_its_lane_once():
     assert figure.png().startswith(PNG)
 
 
+def test_a_tint_is_a_register():
+    """Of two 16-bit elements, or one of C in fp32."""
+    panels = {"C": (fragments.c_fragment, 4, 16, 8), "A": (fragments.a_fragment, 8, 16, 16)}
+    for ax in draw_mma.fragments(panels).axes:
+        assert len({patch.get_facecolor() for patch in ax.patches}) == 4 + 1  # and the colour of the lane that is shown
+
+
 @pytest.mark.parametrize("chunks, place, wavefronts", [
     (8, lambda r, c: c ^ r % 8, 1),
     (8, lambda r, c: c ^ r % 4, 2),
@@ -32,11 +39,19 @@ def test_a_swizzle_is_labelled_with_its_wavefronts(chunks, place, wavefronts):
     assert swizzled.get_title(loc="left").split(": ")[1].startswith(f"{wavefronts} wavefront")
 
 
+def test_a_swizzle_names_its_banks_and_tells_what_it_spreads():
+    figure = draw_mma.swizzled_tile(lambda r, c: c ^ r % 8, 8)
+    assert [said for said in words(figure) if "–" in said] == 2 * [f"{4 * x}–{4 * x + 3}" for x in range(8)]
+    told = "in 1 of the 8 groups of four banks if it is stored at place 0, and in 8 of them if it is swizzled"
+    assert told in figure.in_words
+
+
 def test_lanes_of_a_timeline():
     events = pd.DataFrame([("warp 0", "wait", 0, 3), ("warp 0", "mma", 3, 9)], columns=["lane", "kind", "begin", "end"])
     figure = draw_mma.timeline(events, "title", "clocks", "what to see")
     assert [p.get_width() for p in figure.axes[0].patches] == [3, 6] and figure.in_words == "what to see"
     assert len(draw_mma.timeline(events, "title", "", "").axes[0].get_xticks()) == 0
+    assert draw_mma.timeline(events, "", "clocks", "", until=20).axes[0].get_xlim()[1] == pytest.approx(20.2)
 
 
 def test_a_copy_ordered_ahead_leaves_only_the_first_wait():
@@ -70,8 +85,13 @@ def test_operands_and_the_split_over_warps_name_their_lanes_and_axes():
     assert [ax.get_title(loc="left")[0] for ax in figure.axes] == ["Q", "K", "V"]
     assert all({ax.get_ylabel(), ax.get_xlabel()} <= {"query", "key", "column (d)"} for ax in figure.axes)
     assert words(figure).count("5") == 3 * 8 and figure.png().startswith(PNG) and "trans" in figure.in_words
+    matrices = [f"lanes {8 * n}–{8 * n + 7}\nregister {n}" for n in range(4)]
+    assert [said for said in words(figure) if "register" in said] == 3 * matrices
+    row, chunk = draw_mma.OPERANDS["K"][2](8)
+    assert (row, chunk) == (0, 1) and "of K 8-15 name the upper right and 16-23 the lower left" in figure.in_words
     split = draw_mma.split_over_warps()
-    assert words(split).count("warp 0") == 3 and split.png().startswith(PNG)
+    assert [[t.get_text() for t in ax.texts].count("warp 0") for ax in split.axes] == [1, 2]  # of S; of S and of O
+    assert split.png().startswith(PNG)
 
 
 def test_a_dot_for_each_label_and_dimension_on_an_honest_axis():
@@ -84,3 +104,5 @@ def test_a_dot_for_each_label_and_dimension_on_an_honest_axis():
     faces = [line.get_markerfacecolor() for line in ax.lines if line.get_marker() in ("o", "s")]
     assert faces[0] != faces[1] and faces[2] not in faces[:2]  # by D, and hollow
     assert [t.get_text() for t in figure.legends[0].get_texts()] == ["D = 64", "D = 128", "did not stay"]
+    looks = [[(m.get_marker(), m.get_color()) for m in marks] for marks in (ax.lines, figure.legends[0].legend_handles)]
+    assert looks[0][:2] == looks[1][:2]

@@ -3,8 +3,10 @@
 import re
 
 import pandas as pd
+from matplotlib.colors import to_rgba
 
 from helpers import draw_pingpong, overlap, rung
+from helpers.figures.style import SAND
 from helpers.lessons.drawings.hopper import KINDS
 
 PNG = b"\x89PNG"
@@ -22,6 +24,8 @@ def test_lanes_stand_above_each_other_and_what_overlaps_has_half_a_lane():
     assert [len(ax.patches) for ax in figure.axes] == [18, 18]
     assert {round(p.get_height(), 6) for p in figure.axes[0].patches} == {0.8}
     assert {round(p.get_height(), 6) for p in figure.axes[1].patches} == {0.4}
+    halves = {(p.get_facecolor() == to_rgba(SAND), round(p.get_y(), 6) % 1 < 0.5) for p in figure.axes[1].patches}
+    assert halves == {(True, True), (False, False)}  # softmax below the product that it is under
     assert figure.axes[1].get_xlabel() == "clocks" and figure.png().startswith(PNG)
 
 

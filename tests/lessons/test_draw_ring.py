@@ -17,6 +17,16 @@ def test_the_masks_count_every_score_once():
         assert f"{layout}: {', '.join(map(str, counts))} scores by rank" in words
 
 
+def test_in_step_t_a_rank_has_the_keys_of_the_rank_t_before_it():
+    steps = {t.get_position(): t.get_text() for t in draw_ring.masks(N=16, ranks=4).axes[0].texts}
+    assert [steps[4 * s + 0.5, 12.53] for s in range(4)] == ["3", "2", "1", "0"]  # a row of rank 3, contiguous
+    keys = "".join(t.get_text()[-1] for t in draw_ring.steps(4).axes[0].texts if t.get_text().startswith("keys of"))
+    assert [keys[i : i + 4] for i in range(0, 16, 4)] == ["0321", "1032", "2103", "3210"]
+    told = draw_ring.wanted(2, 4).in_words
+    assert "Its early piece: own (half), rank 1 (half), rank 0 (half); " in told
+    assert "its late piece: own (all), rank 1 (half), rank 0 (half), rank 3 (all)." in told
+
+
 @pytest.mark.parametrize(("layout", "busiest"), [("contiguous", "3.5"), ("zigzag", "2"), ("striped", "2")])
 def test_the_steps_say_who_has_most(layout, busiest):
     assert f"the busiest has {busiest}, the mean is 2." in draw_ring.steps(4, layout).in_words
@@ -31,6 +41,8 @@ def test_a_timeline_tells_when_it_is_done():
         {"rank": [0, 1, 1], "what": ["attention", "transfer", "merge"], "begin": [0.0, 1, 2], "end": [2.0, 2, 3]}
     )
     assert "3 ms" in draw_ring.timelines({"recorded": recorded}, unit=1).in_words
+    comes = pd.DataFrame({"rank": 0, "what": ["attention", "grads"], "begin": [0.0, 0.0], "end": [1.0, 2.0]})
+    assert "run: 2 ms, GPUs at work 50%" in draw_ring.timelines({"run": comes}, unit=1).in_words  # grads on the link
 
 
 def test_a_record_is_drawn_as_points_and_beside_its_peers():
@@ -44,6 +56,32 @@ def test_a_record_is_drawn_as_points_and_beside_its_peers():
     assert "all-gather (1 slow round left out) 1.50" in slow
     model = pd.DataFrame({"zigzag": [1.0, 1.9]}, [1024, 65536])
     assert "zigzag 1.00 at N = 1k, 1.90 at 64k" in draw_ring.speedups(model, 2, "two", points).in_words
+
+
+def test_whiskers_reach_from_the_slowest_to_the_fastest_round():
+    times = pd.Series({0: 1.0, 1: 0.5, 2: 1.25})  # the ring's, times as long by round
+    frame = samples(1.0).assign(device="NVIDIA H200 x2")
+    frame["ms"] *= frame["round"].map(times).where(frame["name"] == measured.STEM, 1.0)
+    (bars,) = draw_ring.beside_peers(frame, ranks=2).axes[0].containers
+    (whisker,) = bars.lines[2][0].get_segments()
+    assert [x for x, _ in whisker] == pytest.approx([1 / 1.25, 1 / 0.5])
+
+
+def test_records_of_a_link_are_in_their_units(monkeypatch):
+    rows = [("copies alone", 8192, 64, 8, 16, 2.0, 4e8), ("read directly", 16384, 128, 0, 16, 4.0, 0.0)]
+    frame = pd.DataFrame(rows, columns=["name", "N", "D", "copiers", "H", "ms", "bytes"]).assign(device="NVIDIA H200")
+    monkeypatch.setattr(draw_ring, "recorded", lambda *_: frame)
+    assert "N = 8k, D = 64: 200 with 8" in draw_ring.recorded_link().in_words  # GB/s
+    assert draw_ring.direct_reads().iloc[0, -1] == round(4 * 16 * 8192**2 * 128 / 4e-3 / 1e12)
+
+
+def test_what_is_held_and_measured_is_told_for_each_number_of_gpus():
+    frame = pd.DataFrame({"ranks": [2], "N": 16384, "bytes": 3 * 2**30})
+    (ax,) = draw_ring.memory(frame, [16384, 65536]).axes
+    assert [list(l.get_ydata()) for l in ax.lines if l.get_label() == "2 GPUs, measured"] == [[3.0]]  # GiB
+    told = draw_ring.efficiency(pd.DataFrame({"64k": [1.0, 0.9]}, index=[1, 2]), "title").in_words
+    assert told.endswith("64k: 100% on 1, 90% on 2")
+    assert draw_ring.held(samples(1.9), (2,))["speedup"].tolist() == [1.9]  # zigzag, under a causal mask
 
 
 def test_without_a_record_a_sentence_says_so(monkeypatch, tmp_path, capsys):

@@ -19,6 +19,7 @@ from helpers.emulator.launcher import Launcher
 from helpers.ladder.paths import KERNELS
 from helpers.ladder.rung import rung as find
 from helpers.lessons import detective, forms, judge, regions
+from helpers.lessons.cases import CASES
 from helpers.lessons.grading import allowed, sandbox
 from helpers.lessons.grading import grade as grading
 from helpers.lessons.grading.assignments import Criterion, assignment
@@ -122,6 +123,16 @@ def test_a_lean_task_asks_for_no_bank_conflicts_at_other_head_dimensions_too(tmp
     assert found.points == 9 and found.criteria[2].points == 0, str(found)
 
 
+def test_a_whole_rung_is_tried_at_every_head_dimension(tmp_path):
+    assert draw(find("04"), 0).D != 32
+    barrier = "  __syncthreads(); // Q_smem and the first slabs"
+    text = own("kernel", "04")
+    assert text.count(barrier) == 1
+    racy = text.replace(barrier, f"  __shared__ volatile int n;\n  if (d == 32) n = threadIdx.x;\n{barrier}")
+    (found,) = grade(hand_in(tmp_path, "04", "kernel", racy)).tasks
+    assert found.criteria[0].points == 6 and found.criteria[1].points == 0, str(found)
+
+
 def test_what_is_blank_counts_only_where_nothing_is_filled_in(tmp_path):
     found = grade(in_cells(tmp_path, "%%region 01 scores\n// type here", "%%region 01 output\nemu::x"))
     assert [each.task for each in found.tasks] == ["01.3"]
@@ -212,6 +223,23 @@ def test_inputs_that_a_launch_changes_make_it_wrong(monkeypatch):
 @pytest.mark.parametrize(("read", "idle"), [(0, ("K",)), (99, ("K",)), (100, ())])
 def test_threads_that_read_less_than_an_eighth_of_a_tensor_have_left_it_alone(read, idle):
     assert judged(tile(), rungs=judge.Costs(0, 0, {"K": (800, 0)}), bytes={"K": (read, 0)}).idle == idle
+    often = judge.Costs(0, 0, {"K": (80_000, 0)}, {"K": 800})  # a rung that reads it a hundred times
+    assert judged(tile(), rungs=often, bytes={"K": (read, 0)}).idle == idle
+
+
+def test_deterministic_asks_for_the_same_bits_of_dQ_in_another_order_of_threads():
+    q, k, v, do = torch.randn(4, 1, 1, 16, 32)
+    asked = Case("a tile", q, k, v, do=do, deterministic=True)
+    assert [job.schedule for job in judge.jobs([asked])] == [0, judge.ANOTHER]
+    assert [job.schedule for job in judge.jobs([replace(asked, deterministic=False)])] == [0]
+    dq, *others = asked.baseline()
+    nearly = dq.clone()
+    nearly.view(torch.int32)[0, 0, 0, 0] ^= 1
+    for x, right in ((dq.clone(), True), (nearly, False)):
+        runs = [judge.Run(0, n, (of, *others)) for n, of in enumerate((dq, x))]
+        found = judge.judge([asked], runs, 2, FREE)
+        assert found.correct == right and ("dQ has other bits" in found.wrong) != right
+        assert judge.judge([replace(asked, deterministic=False)], runs, 2, FREE).correct
 
 
 def test_a_case_runs_in_two_other_orders_of_threads_drawn_from_the_seed(monkeypatch):
@@ -462,6 +490,12 @@ def test_what_is_quoted_or_said_in_a_comment_is_no_attack(text):
     assert not allowed.unfit(regions.Typed("", text))
 
 
+def test_a_macro_of_several_lines_is_read_as_one():
+    text = "int a;\n#define ODD(x) \\\n  do { \\\n    asm(x); \\\n  } while (0)\n"
+    assert "cell:3: " in allowed.unfit(regions.Typed(regions.WHOLE, text))
+    assert not allowed.unfit(regions.Typed(regions.WHOLE, text.replace("asm", "abs")))
+
+
 def test_nothing_that_a_rung_says_or_calls_is_refused():
     for stem in ("01", "04", "13", "22", "32", "50"):  # what the others call, these do
         assert not [name for name in regions.names(stem) if allowed.unfit(regions.Typed(name, own(name, stem)))]
@@ -620,8 +654,11 @@ def test_one_submission_that_can_not_be_graded_leaves_the_others_their_points(tm
     assert [line["submission"] for line in lines] == folders  # by the paths: files of several students have one name
     assert "by what it holds" in lines[0]["error"] and (lines[0]["points"], lines[0]["tasks"]) == (0, [])
     assert "error" in lines[1] and "error" not in lines[2]
-    assert "first is not graded: ZeroDivisionError: by what it holds" in told.err and "missing is not" in told.err
-    assert commands.main(["grade", *folders, "--tasks", "01.77"]) == 2 and "no task" in capsys.readouterr().err
+    assert "first is not graded: ZeroDivisionError: by what it holds" in told.err
+    assert re.search(r"missing is not graded: (?!\w+Error)", told.err) and "Error" not in lines[1]["error"]
+    assert commands.main(["grade", *folders, "--tasks", "01.77"]) == 2
+    said = capsys.readouterr().err
+    assert "no task '01.77'; there are 01.1, " in said and said.endswith(f", and case.1 to case.{len(CASES)}\n")
 
 
 @pytest.mark.parametrize(("correct", "status"), [((6, 6), 0), ((5, 6), 1), ((6, 5), 1)])

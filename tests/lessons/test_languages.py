@@ -126,6 +126,18 @@ def test_c_is_compiled_again_for_another_processor_or_by_a_newer_compiler(cache,
     assert len(list(cache.glob("c_openmp_*/c_openmp.so"))) == 2
 
 
+@pytest.mark.parametrize("lacking", ["-fopenmp", "-fopenmp|-march=native"])
+def test_c_is_compiled_without_what_the_compiler_lacks(cache, tmp_path, monkeypatch, lacking):
+    compiler = tmp_path / "c++"
+    refuse = f'for flag; do case "$flag" in {lacking}) echo "unknown: $flag" >&2; exit 1;; esac; done'
+    compiler.write_text(f'#!/bin/sh\n{refuse}\nexec {find_compiler()} "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setattr(languages, "find_compiler", lambda: str(compiler))
+    forward = languages._of_c(languages.implementation("c_openmp").path)
+    v = torch.randn(1, 1, 1, 64)
+    assert torch.allclose(forward(v, v, v)[0], v)
+
+
 def test_cuda_gets_a_scale_above_0_and_what_stands_in_for_one_below():
     """The launcher of a `.cu` file takes none that is 0 or less: Q is turned round, or zeros."""
     seen = []

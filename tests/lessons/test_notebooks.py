@@ -488,3 +488,12 @@ def test_a_folded_solution_stays_folded_in_html(tmp_path):
 def test_a_notebook_that_is_not_there_is_refused_by_name():
     with pytest.raises(ValueError, match="no notebook 77_none; there are 00_start_here, 01_naive, "):
         execute.execute_all(["01_naive", "77_none"])
+
+
+def test_a_notebook_is_named_by_its_stem_how_that_begins_or_its_file():
+    names = ["51_one_sided", "03", "04_fa2_fp32.ipynb", "notebooks/10_fa2_mma_fp16.ipynb", "03_fa1_fp32"]
+    found = [path.stem for path in execute.chosen(names)]
+    assert found == ["03_fa1_fp32", "04_fa2_fp32", "10_fa2_mma_fp16", "51_one_sided"]
+    assert len(execute.chosen([])) == len(STEMS)
+    with pytest.raises(ValueError, match="^'5' fits 50_ring, 51_one_sided: name one of them"):
+        execute.chosen(["03", "5"])

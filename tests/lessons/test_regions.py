@@ -84,6 +84,19 @@ def test_what_leaves_its_region_is_refused_with_its_line(text, said):
         fill("04", {"scores": Typed("scores", text)})
 
 
+def test_a_macro_of_several_lines_is_allowed_in_a_whole_rung_alone():
+    macro = "#define TWICE(x) \\\n  do { \\\n    (x) *= 2; \\\n  } while (0)\n"
+    text = macro + body("01", WHOLE)
+    assert fill("01", {WHOLE: Typed(WHOLE, text)}).rung.source.count(macro) == 1
+    for region, wrong, at in (
+        ("scores", text, 2),
+        (WHOLE, f"{macro}// a comment \\\nint a;", 6),
+        (WHOLE, macro.replace("do { \\", "do {\\"), 3),  # a word could go on in the next line
+    ):
+        with pytest.raises(RegionError, match=re.escape(f"cell:{at}: '\\\\' has no place")):
+            fill("01", {region: Typed(region, wrong)})
+
+
 def test_brackets_in_comments_and_strings_are_no_brackets():
     fill("04", {"scores": Typed("scores", '// }\nint a = \'}\'; /* { */ const char *s = "(\\")"; (void)a, (void)s;')})
 

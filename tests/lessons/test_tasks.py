@@ -1,6 +1,7 @@
 """Region tasks: each is whole, its rung's own text is the solution, and plausible wrong answers to it fail."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import executed
 import pytest
@@ -171,6 +172,40 @@ def test_a_race_of_rows_longer_than_the_xrays_own_is_seen_in_the_notebook_too():
     filled = wrong.answers(task("02.2"))["warps in turn without a barrier"]
     made = typed.attempt("02", ("merge_threads",), body(filled.rung, "merge_threads"))
     assert made.score.report.ok and not made.ok and "race at cell:" in str(made)
+
+
+def test_a_race_at_one_head_dimension_alone_is_seen_in_the_notebook(monkeypatch):
+    """By the X-ray: the outputs are right, here without `check`."""
+    monkeypatch.setattr(typed, "_checked", lambda *_: SimpleNamespace(ok=True))
+    barrier = "  __syncthreads(); // Q_smem and the first slabs"
+    racy = find("04").replace(barrier, f"  __shared__ volatile int n;\n  if (d == 32) n = threadIdx.x;\n{barrier}")
+    found = typed.score(load(source=racy, device="cpu", quiet=True), find("04"))
+    assert found.ray.ok and not found.ok and "d = 32: race at " in str(found)
+
+
+TILED = """__global__ void scores(const fa_args a) {
+  __shared__ float q_smem[tile][tile + 1], k_smem[tile][tile + 1];
+  const int tiles = (a.Nq + tile - 1) / tile, head = blockIdx.x / tiles, b = head / a.H, h = head % a.H;
+  const int i0 = blockIdx.x % tiles * tile, j0 = blockIdx.y * tile, x = threadIdx.x, y = threadIdx.y;
+  const float *Q = static_cast<const float *>(a.Q) + b * a.Q_stride[0] + h * a.Q_stride[1];
+  const float *K = static_cast<const float *>(a.K) + b * a.K_stride[0] + h * a.K_stride[1];
+  float s = 0.f;
+  for (int c0 = 0; c0 < a.D; c0 += tile) {
+    q_smem[y][x] = i0 + y < a.Nq && c0 + x < a.D ? Q[(i0 + y) * a.Q_stride[2] + c0 + x] : 0.f;
+    k_smem[y][x] = j0 + y < a.Nk && c0 + x < a.D ? K[(j0 + y) * a.K_stride[2] + c0 + x] : 0.f;
+    __syncthreads();
+    for (int c = 0; c < tile; ++c) s += q_smem[y][c] * k_smem[x][c];
+    __syncthreads();
+  }
+  if (i0 + y >= a.Nq || j0 + x >= a.Nk) return;
+  static_cast<float *>(a.workspace[0])[(int64_t(head) * a.Nq + i0 + y) * a.Nk + j0 + x] = a.scale * s;
+}"""
+
+
+def test_a_kernel_that_reads_far_less_than_the_rung_has_done_the_work():
+    filled = fill("01", {"scores": Typed("scores", TILED)})
+    mine, own = judge.locally(filled.rung, "01"), judge.own("01", 0)[1]
+    assert mine.ok and 8 * mine.costs.bytes["Q"][0] < own.bytes["Q"][0]
 
 
 @pytest.mark.parametrize("name", NEEDLESS)

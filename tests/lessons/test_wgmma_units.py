@@ -36,6 +36,18 @@ def test_a_step_of_the_backward_pass():
     assert len(parts) == 5 + 4 and len(found) == 6  # dV comes in two pieces, and is one part
 
 
+def test_a_step_s_copies_and_additions_go_by_its_queries():
+    found = pd.DataFrame([("S", "64x96x16", 4, "K-major")], columns=["name", "shape", "instructions", "A"])
+    parts = wgmma_units.backward(found, {"Br": 96}, 64, wavefronts=0.5)["shared memory"]
+    assert parts.to_dict() == {
+        "S": 2 * 4 * 2 * 16 * (96 + 64) / 128,
+        "Q, dO arrive": 2 * 96 * 64 * 2 / 128,
+        "LSE, delta are read": 0.5 * 96,
+        "dS is written": 96 * 128 * 2 / 128,
+        "dQ is written and fetched": 2 * 96 * 64 * 4 / 128,  # fp32
+    }
+
+
 def test_as_the_figure_takes_it():
     frame = wgmma_units.table({"a": pd.Series({"MUFU": 3.0}), "b": pd.Series({"MUFU": 4.0, "issue slots": 2.0})})
     assert frame.values.tolist() == [["a", "MUFU", 3.0], ["b", "MUFU", 4.0], ["b", "issue slots", 2.0]]

@@ -1,5 +1,6 @@
 """The reference is the definition: held against float64 written out by hand, and against the identities it must obey."""
 
+import itertools
 import math
 from types import SimpleNamespace
 
@@ -8,9 +9,12 @@ import torch
 
 from helpers import check, reference, rung
 from helpers.ladder.contract import prepare
+from helpers.ladder.rung import rungs
 from helpers.lessons import inputs
 from helpers.run.check import compare
 from helpers.run.families import FAMILIES
+
+STRIDED = ("strided", "all at once")
 
 
 def randn(*shape, seed=0):
@@ -202,11 +206,11 @@ def test_outputs_lie_as_those_of_a_call_without_out(stem):
 
 def test_a_strided_gradient_lies_neither_as_o_nor_as_q_and_they_may_differ_too():
     made = list(reference.cases(SimpleNamespace(op="attention_backward", dtypes=("fp16",), D=(64,))))
-    lie = [tuple(case.inputs[n].stride() for n in (0, 3, 5)) for case in made if case.name.startswith("strided")]
-    assert len(lie) == 3 and all(do not in (q, o) for q, o, do in lie)
+    lie = [tuple(case.inputs[n].stride() for n in (0, 3, 5)) for case in made if case.name.startswith(STRIDED)]
+    assert len(lie) == 4 and all(do not in (q, o) for q, o, do in lie)
     assert any(q != o for q, o, _ in lie)
     assert any(not case.inputs[3].is_contiguous() for case in made)
-    plain = [case for case in made if not case.name.startswith("strided")]
+    plain = [case for case in made if not case.name.startswith(STRIDED)]
     assert plain and all(x.is_contiguous() for case in plain for x in case.inputs)
 
 
@@ -225,6 +229,31 @@ def test_a_rung_meets_tiles_and_rows_of_minus_infinity():
         assert (o[~seen.any(-1)] == 0).all() and ((lse == -torch.inf) == ~seen.any(-1)).all()
     same = SimpleNamespace(op="attention", dtypes=("fp32",), D=(64,))  # as an implementation in another language
     assert all(x.isfinite().all() for case in reference.cases(same) for x in case.inputs)
+
+
+def arguments(case):
+    """What a case sets that others leave as it is."""
+    there = {
+        "causal": case.causal,
+        "window": case.window,
+        "gqa": case.k.shape[1] < case.q.shape[1],
+        "pages": case.pages,
+    }
+    there |= {"varlen": case.cu_seqlens, "lengths": case.lengths, "splits": case.splits, "B > 1": len(case.q) > 1}
+    there |= {"deterministic": case.deterministic, "scale": case.scale, "strided": not case.q.is_contiguous()}
+    return {name for name, value in there.items() if value is not None and value is not False}
+
+
+@pytest.mark.parametrize("stem", [one.stem for one in rungs() if one.op.startswith("attention")])
+def test_every_two_arguments_meet_at_every_head_dimension(stem):
+    """Else a kernel that ignores one of them where the other is set is right."""
+    one, apart = rung(stem), [{"varlen", "B > 1"}]  # a packed batch is one
+    for made, dims in ((reference.cases(one), one.D or (32, 64, 128)), (inputs.draw(one, 3).cases(), (None,))):
+        made = [(arguments(case), case.q.shape[-1]) for case in made]
+        names = {"scale", "strided", "B > 1"} | (set(one.features) & set().union(*(names for names, _ in made)))
+        for pair in map(set, itertools.combinations(sorted(names), 2)):
+            for d in dims if pair not in apart else ():
+                assert any(pair <= there and d in (None, D) for there, D in made), (pair, d)
 
 
 @pytest.mark.parametrize("stem", ["23_backward_mma", "33_backward_wgmma"])

@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 
-from helpers import xray
+from helpers import load, xray
 from helpers.figures.player import HIGH, SCORES_LEFT, SHARED_LEFT, TOP, Player, scenes
 from helpers.run.walk import _steps, walk
 
@@ -81,6 +81,55 @@ def test_shared_memory_holds_what_the_kernel_keeps_there(walked):
     for step in walked.steps:
         for tensor in step.read.keys() & {"K", "V"}:
             assert tensor in step.resident, "K and V come from HBM to shared memory"
+
+
+BY_REGISTERS = """// mine: a query row per thread, in registers
+//
+// op:        attention
+// dtypes:    fp32
+// D:         32
+// arch:      sm_75
+#include <fa/args.cuh>
+#include <fa/launch.cuh>
+__global__ void by_registers(const float* Q, const float* K, const float* V, float* O, int N) {
+  __shared__ float Ks[32][32], Vs[32][32];
+  const int t = threadIdx.x;
+  float q[32], k[32], v[32], o = 0;
+  for (int d = 0; d < 32; ++d) q[d] = Q[(blockIdx.x * 32 + t) * 32 + d];
+  for (int j = 0; j < N; j += 32) {
+COPY
+    __syncthreads();
+    for (int d = 0; d < 32; ++d) o += q[d] * Ks[t][d] * Vs[t][d];
+    __syncthreads();
+  }
+  O[t] = o;
+}
+extern "C" cudaError_t fa_launch(const fa_args* a, cudaStream_t stream) {
+  auto *Q = static_cast<const float*>(a->Q), *K = static_cast<const float*>(a->K), *V = static_cast<const float*>(a->V);
+  by_registers<<<a->Nq / 32, 32, 0, stream>>>(Q, K, V, static_cast<float*>(a->O), a->Nk);
+  return cudaGetLastError();
+}
+"""
+ROW_BY_ROW = """    for (int r = 0; r < 32; ++r) {
+      Ks[r][t] = K[(j + r) * 32 + t];
+      Vs[r][t] = V[(j + r) * 32 + t];
+    }"""
+AHEAD = """    for (int r = 0; r < 32; ++r) k[r] = K[(j + r) * 32 + t], v[r] = V[(j + r) * 32 + t];
+    __syncthreads();
+    for (int r = 0; r < 32; ++r) Ks[r][t] = k[r], Vs[r][t] = v[r];"""
+
+
+@pytest.mark.parametrize("copy", [ROW_BY_ROW, AHEAD], ids=["row by row", "across a barrier"])
+def test_what_stays_in_registers_is_not_in_shared_memory(copy):
+    kernel = load(source=BY_REGISTERS.replace("COPY", copy), device="cpu", quiet=True)
+    steps = walk(kernel, *torch.randn(3, 1, 1, 64, 32)).steps
+    for tile in (0, 1):
+        (step,) = [s for s in steps if s.used and s.used["K"].first == 32 * tile]
+        for held in (step.resident, step.used):
+            assert {name: (r.first, r.last) for name, r in held.items()} == dict.fromkeys(
+                "KV", (32 * tile, 32 * tile + 31)
+            )
+        assert step.resident["K"].bytes == step.resident["V"].bytes == 32 * 32 * 4
 
 
 def test_the_orders_of_the_two_papers_are_seen():

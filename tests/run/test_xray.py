@@ -15,6 +15,7 @@ from matplotlib.colors import to_rgb
 
 from helpers import Kernel, banks, check, load, plot, traffic
 from helpers.emulator import Launcher
+from helpers.emulator.launcher import OPS, _quoting
 from helpers.emulator.trace import Access, Finding, Request, Trace
 from helpers.figures import access_maps, style
 from helpers.figures.words import words
@@ -163,6 +164,22 @@ def test_a_name_that_is_none_is_refused(wanted, complaint):
         made().total(**wanted)
 
 
+def test_totals_take_every_operation_of_the_emulator():
+    assert all(made().total(op=op).requests == 0 for op in OPS if op not in ("load", "store"))
+    copied = access(7, "cp.async.bulk.tensor", "shared", "K_smem", [0] + [None] * 31, 0, 0)
+    assert made(copied).total(op="cp.async.bulk.tensor").requests == 10
+
+
+def test_lines_are_numbered_as_compilers_number_them():
+    source = SOURCE.replace("// [region: outer]", "// a form feed \f, others \v \x85 \u2028 and a return\r")
+    ray = made(source=source)
+    assert (
+        len(ray.file.text) == 11 and ray.code(5) == "float x = Q[threadIdx.x * 64];" and not ray.code(4).endswith("\r")
+    )
+    said = "mine.cu:5:1: error: no"
+    assert _quoting(said, ladder.Path("mine.cu"), source) == f"{said}\n    5 | float x = Q[threadIdx.x * 64];"
+
+
 class OnAGpu(SimpleNamespace):
     """Stands for a tensor of a GPU; `here` is its copy."""
 
@@ -261,6 +278,29 @@ def test_a_finding_is_a_sentence():
 def test_a_finding_in_a_header_is_shown_without_a_line_of_the_kernel():
     text = str(made(findings=[replace(RACE, file="fa/tile.cuh")]))
     assert "race, fa/tile.cuh:8 (64 times)" in text and "    8 | float y" not in text
+
+
+def test_what_stands_in_another_file_is_not_on_a_line_of_the_kernels():
+    elsewhere = replace(STORED, file="/home/me/mine.cuh", line=5)
+    here = replace(RACE, text="thread 3 reads K_smem[12], which thread 40 writes on /home/me/mine.cuh:7, and", line=8)
+    there = replace(
+        RACE, file="/home/me/mine.cuh", text="thread 3 reads, which thread 40 writes on mine.cu:10, and", other_line=10
+    )
+    ray = made(elsewhere, LOADED, findings=[here, there])
+    assert str(ray.line(5)).endswith("touches no memory") and ray.total(line=5) == ray.total(region="outer", op="store")
+    assert ray.total(line=5).requests == 0 and ray.total(op="store").requests == 10
+    (row,) = ray.to_frame().query("line == 5").itertuples()
+    assert (row.region, row.code) == ("", "mine.cuh:5") and row.excess == 70
+    assert ("", "K_smem", "store", "shared") in ray.diff(ray).index
+    for text in (str(ray), ray._repr_html_()):
+        assert "mine.cuh:5" in text and "float x = Q" not in text
+    assert "mine.cuh:5, 8: counted as written" in str(ray)
+    listing = ray.source()
+    assert set(listing.costs) == {8} and listing.most["shared"] == 20 and set(listing.marked) == {8, 10}
+    assert [[n for n in (7, 8, 10) if f"{n:>7} | " in ray.report(f)] for f in (here, there)] == [[8], [10]]
+    assert ray.bank_map().get_suptitle().startswith("line mine.cuh:5: store")
+    with pytest.raises(ValueError, match="no request of shared memory on line 5; lines with one: 8"):
+        ray.bank_map(5)
 
 
 def test_the_most_frequent_instructions_are_named():
@@ -454,6 +494,21 @@ def test_the_bank_map_of_a_line_that_has_none_names_those_that_have():
         made().address_map(5, target="V")
 
 
+def test_no_map_is_drawn_of_what_tma_moves(tmp_path):
+    box = [0] + [None] * 31
+    copied = access(7, "cp.async.bulk.tensor", "shared", "K_smem", box, 0, 0, requests=2, width=2)
+    read = access(5, "cp.async.bulk.tensor", "global", "Q", box, 512, 512, requests=2, width=2)
+    ray = made(copied, read, LOADED, WRITTEN)
+    assert ray.bank_map().get_suptitle().startswith("line 8") and ray.address_map().get_suptitle().startswith("line 10")
+    with pytest.raises(ValueError, match="no request of K_smem on line 7 by a warp, only by TMA; lines with one: 8"):
+        ray.bank_map(7, target="K_smem")
+    alone = made(copied, read)
+    with pytest.raises(ValueError, match="no request of global memory by a warp, only by TMA; lines with one: none"):
+        alone.address_map()
+    pictures = Page(alone.to_html(tmp_path / "alone.html").read_text(encoding="utf-8")).pictures
+    assert [picture["alt"].split(",")[0] for picture in pictures] == ["mine"]  # the bytes by tensor
+
+
 def test_the_address_map_counts_what_was_moved_for_nothing():
     figure = made().address_map(5)
     assert "128 bytes asked for, in 32 sectors (1024 bytes); 4 would do" in figure.get_suptitle()
@@ -504,7 +559,7 @@ def test_every_rung_shows_itself(rung):
             assert len(banks.sectors(r.addresses, r.width)) in (r.cost, r.cost - 1)  # a tensor may start off a sector
         assert words(a) and len(words(a)) < 400
     assert str(ray.source()) and ray._repr_html_() and shown(ray.traffic())
-    if ray.total(space="shared").requests:
+    if ray.of_warps("shared"):
         assert shown(ray.bank_map())
     assert shown(ray.address_map())
 

@@ -166,6 +166,45 @@ def test_a_full_disk_is_named_with_its_fix(cache, monkeypatch):
     assert not list(cache.glob(".building-*"))
 
 
+def test_a_disk_that_is_full_but_for_a_little_is_named_too(cache, monkeypatch):
+    """What filled it was deleted when the compiler failed."""
+
+    def failed(*_, **__):
+        raise RuntimeError("Error building extension")
+
+    monkeypatch.setattr(cpp_extension, "load", failed)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(2 << 20, 0, 2 << 20))
+    with pytest.raises(ToolkitError, match=r"can't write to .*: No space left on device; name another folder in FA"):
+        compile_("answer", cpp=["int one;\n", "int other;\n"])
+
+
+@pytest.mark.parametrize("when", ["before the compiler", "after it"])
+def test_a_cache_that_is_deleted_during_a_build_is_made_again(cache, monkeypatch, when):
+    load_inline, calls = cpp_extension.load_inline, []
+
+    def deleting(*arguments, **named):
+        calls.append(1)
+        if when == "after it":
+            load_inline(*arguments, **named)
+        if len(calls) <= times:
+            shutil.rmtree(cache)
+        if when != "after it":
+            load_inline(*arguments, **named)
+
+    monkeypatch.setattr(cpp_extension, "load_inline", functools.wraps(load_inline)(deleting))
+    times = 1
+    assert call(answer(1)) == 1 and len(calls) == 2
+    deleted = r" was deleted while answer was being compiled: run it again$"
+    times = 99
+    with pytest.raises(ToolkitError, match=deleted):
+        answer(2)
+    times = 0
+    library = answer(3).path  # of the cache as well, as the emulator is
+    times = len(calls) + 1
+    with pytest.raises(ToolkitError, match=deleted):
+        answer(4, libraries=[library])
+
+
 def test_a_path_that_ninja_can_not_take_is_named_with_its_fix(tmp_path, monkeypatch):
     monkeypatch.setenv("FA_CACHE", str(tmp_path / "a$b"))
     with pytest.raises(ToolkitError, match=r"/a\$b has a \$ in its path, .*: name another folder in FA_CACHE"):

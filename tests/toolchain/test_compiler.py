@@ -44,6 +44,7 @@ def bare(monkeypatch, tmp_path):
     [
         ("Apple clang version 16.0.0 (clang-1600.0.26.6)", APPLE.format(16), "Apple clang 16.1.3"),
         ("g++ (GCC) 14.2.1 20250110 (Red Hat 14.2.1-7)", GCC.format(14), "g++ 14.2.1"),
+        ("Apple clang version 15.0.0 (clang-1500.3.9.4)", APPLE.format(15), "Apple clang 15.1.3"),
         ("Ubuntu clang version 18.1.3 (1ubuntu1)", CLANG.format(18), "clang 18.1.3"),
         ("g++ (Ubuntu 11.4.0-1ubuntu1~22.04) 11.4.0", GCC.format(11), "g++ 11.2.1"),
     ],
@@ -53,13 +54,17 @@ def test_a_compiler_is_what_its_preprocessor_says(bare, version, macros, said):
     assert str(emulators_compiler()) == f"{said} ({path})"
 
 
-@pytest.mark.parametrize(("macros", "name"), [(GCC.format(10), "g++ 10.2.1"), (CLANG.format(13), "clang 13.1.3")])
+@pytest.mark.parametrize(
+    ("macros", "name"),
+    [(GCC.format(10), "g++ 10.2.1"), (CLANG.format(15), "clang 15.1.3"), (APPLE.format(14), "Apple clang 14.1.3")],
+)
 def test_one_too_old_is_refused_with_its_name_and_what_to_install(bare, monkeypatch, macros, name):
     path = fake(bare / "old", macros, "g++ (GCC) 15.1.0")
     monkeypatch.setenv("CXX", path)
     with pytest.raises(ToolkitError) as caught:
         emulators_compiler()
-    assert "needs g++ 11 or clang 14 or newer" in str(caught.value) and f"{name} ({path})" in str(caught.value)
+    assert "needs g++ 11, clang 16 (Apple's: 15) or newer, and this is" in str(caught.value)
+    assert f"{name} ({path})" in str(caught.value)
     assert all(each in str(caught.value) for each in ("apt install", "dnf install", "brew install", "conda install"))
     assert find_compiler() == path  # nvcc takes it
 
@@ -78,13 +83,27 @@ def test_a_conda_environment_that_is_not_activated_has_one(bare):
     assert find_compiler() == path
 
 
+def test_a_folder_that_can_not_be_read_is_passed_over(bare, monkeypatch):
+    glob, closed = Path.glob, bare / "closed"
+
+    def refusing(path, pattern):
+        if path == closed:
+            raise PermissionError(13, "Permission denied", str(path))
+        return glob(path, pattern)
+
+    monkeypatch.setattr(Path, "glob", refusing)
+    monkeypatch.setenv("PATH", f"{closed}{os.pathsep}{bare / 'path'}")
+    path = fake(bare / "path" / "c++", GCC.format(13))
+    assert find_compiler() == path
+
+
 def test_pips_ziglang_is_the_last_resort(bare, monkeypatch):
     monkeypatch.setattr(compiler.importlib.util, "find_spec", lambda name: name == "ziglang" or None)
     monkeypatch.setattr(sys, "executable", fake(bare / "a folder" / "python", CLANG.format(22)))
     script = find_compiler()
     assert Path(script).parent == bare / "cache" and emulators_compiler().version == (22, 1, 3)
     assert "-m ziglang c++" in Path(script).read_text()
-    path = fake(bare / "path" / "clang++-14", CLANG.format(14))
+    path = fake(bare / "path" / "clang++-16", CLANG.format(16))
     assert find_compiler() == path
 
 

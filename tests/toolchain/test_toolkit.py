@@ -5,6 +5,7 @@ import stat
 import sys
 from pathlib import Path
 
+import ninja
 import pytest
 
 from helpers.toolchain import toolkit
@@ -47,6 +48,20 @@ def test_the_order_is_cuda_home_then_wheels_then_path(bare, monkeypatch):
     assert toolkit.find_toolkit() == toolkit.Toolkit(bare / "mine", "13.0.1", "CUDA_HOME")
 
 
+def test_a_folder_of_packages_that_can_not_be_read_is_passed_over(bare, monkeypatch):
+    glob = Path.glob
+
+    def refusing(path, pattern):
+        if path == bare / "closed":
+            raise PermissionError(13, "Permission denied", str(path))
+        return glob(path, pattern)
+
+    monkeypatch.setattr(Path, "glob", refusing)
+    monkeypatch.setattr(sys, "path", [str(bare / "closed"), str(bare / "site")])
+    make(bare / "site" / "nvidia" / "cu13")
+    assert toolkit.find_toolkit().found_by == "pip"
+
+
 def test_no_nvcc_is_one_sentence_that_names_the_fix(bare):
     with pytest.raises(
         ToolkitError, match=r"no nvcc found in CUDA_HOME, among pip's packages or on PATH: run `make lab`"
@@ -74,6 +89,16 @@ def test_the_toolkit_of_torch_s_major_version_goes_before_others(bare, monkeypat
     assert toolkit.matching_toolkit("12.8") == toolkit.Toolkit(bare / "path_home", "12.5.82", "PATH")
     assert toolkit.matching_toolkit("13.0") == toolkit.matching_toolkit(None) == toolkit.find_toolkit()
     assert toolkit.find_toolkit().version == "13.0.1"
+
+
+def test_a_package_of_ninja_without_its_program_is_none(bare, monkeypatch):
+    monkeypatch.setenv("PATH", str(bare))
+    for folder in ("", str(bare)):
+        monkeypatch.setattr(ninja, "BIN_DIR", folder)
+        with pytest.raises(ToolkitError, match="^no ninja found: `pip install ninja`"):
+            toolkit.find_ninja()
+    (bare / "ninja").touch(0o755)
+    assert toolkit.find_ninja() == bare
 
 
 @pytest.mark.parametrize(

@@ -71,13 +71,15 @@ int named_barrier(unsigned id, unsigned threads, bool waits, BarrierVote vote, b
   Worker* w = worker;
   if (id >= std::size(w->barriers->named))
     fail("barrier", 719, pc, site, "comes to barrier %u; a block has 0 to 15", id);
-  if (threads == 0 || threads % kWarp != 0 || threads > (w->threads + kWarp - 1) / kWarp * kWarp)
+  if (threads == 0 || threads % kWarp != 0 || threads > w->whole_warps())
     fail("barrier", 719, pc, site, "comes to barrier %u for %u threads; there must be a multiple of 32, of the block's %u at most", id,
          threads, w->threads);
   NamedBarrier& b = w->barriers->named[id];
-  if (b.arrived == 0) b = {}, b.count = threads, b.vote = vote;
+  const bool in_syncthreads = id == 0 && w->barrier.arrived > 0;
+  if (b.arrived == 0) b = {}, b.count = in_syncthreads ? w->whole_warps() : threads, b.vote = vote;
   if (b.count != threads)
     fail("barrier", 719, pc, site, "comes to barrier %u for %u threads, and others have come to it for %u", id, threads, b.count);
+  if (in_syncthreads) leave_sync_block(w);
   ++(predicate ? b.yes : b.no);
   unsigned& come = b.come[w->current->number / kWarp];
   if (come == 0) b.arrived += kWarp - unsigned(__builtin_popcount(w->warp[w->current->number / kWarp].alive));

@@ -135,7 +135,7 @@ static void prepare(Worker* w, uint64_t block) {
   w->my_turn = w->abandoned = false;
   w->order = 0;
   w->hold = false;
-  w->written = w->written_bytes = 0;
+  w->variables.clear();
   w->idle = 0;
   w->barrier = {};
   begin_copies(w->copies, w->threads);
@@ -327,6 +327,23 @@ static bool answer_active_masks(Worker* w) {
   return any;
 }
 
+// __syncthreads() is PTX's barrier 0. Where some threads come to it by the one name and some by the other, all meet at the named
+// barrier. aligned: see BarrierPoint; false for a thread that came to __syncthreads() before, of which tools have been told.
+static int barrier_0(Worker* w, BarrierVote kind, int predicate, bool aligned, Site site) {
+  count_instruction(w, 0, site);
+  return named_barrier(0, w->whole_warps(), true, kind, predicate != 0, aligned, 0, site);
+}
+
+void leave_sync_block(Worker* w) {
+  for (unsigned i = 0; i < w->threads; ++i) {
+    Thread& t = w->thread[i];
+    if (t.state != State::Waiting || t.at != At::Instruction || t.mask != 0 || !same(t.site, w->barrier.site)) continue;
+    t.answer = 1;
+    w->ready(&t);
+  }
+  w->barrier.arrived = 0;
+}
+
 int sync_block(BarrierVote kind, int predicate, Site site) {
   Worker* w = worker;
   Barrier& b = w->barrier;
@@ -336,9 +353,11 @@ int sync_block(BarrierVote kind, int predicate, Site site) {
     b.site = site;
     b.count = 0;
   }
+  if (w->barriers->named[0].arrived > 0) return barrier_0(w, kind, predicate, true, site);
   t->state = State::Waiting;
   t->site = site;
   t->mask = 0;
+  t->answer = 0;
   // A thread that comes to another barrier is left to wait: when nobody can run, the report shows who waits where.
   if (b.kind != kind || !same(b.site, site)) {
     wait();
@@ -350,7 +369,7 @@ int sync_block(BarrierVote kind, int predicate, Site site) {
   if (++b.arrived < w->threads) {
     stop(w);
     wait();
-    return b.result;
+    return t->answer == 0 ? b.result : barrier_0(w, kind, predicate, false, site);
   }
   for (Watcher* watcher : w->on_execution) watcher->completed(point);
   b.result = kind == BarrierVote::And ? b.count == w->threads : kind == BarrierVote::Or ? b.count > 0 : int(b.count);

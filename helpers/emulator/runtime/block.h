@@ -12,6 +12,7 @@ void run_block(Worker*, uint64_t block);
 [[noreturn]] void leave_block();               // from inside a fiber: the block is abandoned
 uintptr_t stack_top(const Thread&);
 void wait();                                   // from inside a fiber: until someone makes it ready
+void leave_sync_block(Worker*);                // whoever waits there comes to named barrier 0 instead
 void stop(Worker*);                            // the current thread is about to wait, or has returned: tools are told
 
 // For a function that a kernel's code calls: where its caller's frame is. It is the same in all that one call of the caller

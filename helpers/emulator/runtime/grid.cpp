@@ -192,6 +192,7 @@ static Module find_module(const void* code) {
     m.begin = std::min(m.begin, begin);
     m.end = std::max(m.end, end);
     if (part->initprot & VM_PROT_EXECUTE) m.code_begin = begin, m.code_end = end;
+    if (strcmp(part->segname, SEG_DATA) == 0) m.data_begin = begin, m.data_end = end;
   }
   return m;
 }
@@ -212,6 +213,7 @@ static Module find_module(const void* code) {
           m.begin = std::min(m.begin, begin);
           m.end = std::max(m.end, end);
           if (part.p_flags & PF_X) m.code_begin = begin, m.code_end = end;
+          if (part.p_flags & PF_W) m.data_begin = begin, m.data_end = end;
         }
         if (m.begin > m.end || !m.holds(s.inside)) return 0;
         s.found = m;

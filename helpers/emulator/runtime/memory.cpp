@@ -10,6 +10,7 @@
 #endif
 
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 
 #include "barrier.h"
@@ -65,25 +66,19 @@ bool known_elsewhere(const Worker* w, uintptr_t address) {
          address - reinterpret_cast<uintptr_t>(run.launch->arguments) < run.launch->argument_bytes;
 }
 
-// A store to a variable of the kernel's library. __constant__ ones, which kernels can't write, are those whose symbols are
-// protected (cuda_runtime.h); static ones have no symbol, and pass.
-void check_constant(Worker* w, uintptr_t address, size_t bytes, uintptr_t pc, const Site& site) {
-#if defined(__GLIBC__)
-  if (address - w->written < w->written_bytes) return;
-  ++w->critical;
-  Dl_info where = {};
-  void* entry = nullptr;
-  dladdr1(reinterpret_cast<void*>(address), &where, &entry, RTLD_DL_SYMENT);
-  const auto* symbol = static_cast<const ElfW(Sym)*>(entry);
-  const bool constant = symbol != nullptr && ELF64_ST_VISIBILITY(symbol->st_other) == STV_PROTECTED;
-  const char* name = constant ? abi::__cxa_demangle(where.dli_sname, nullptr, nullptr, nullptr) : nullptr;
-  --w->critical;
-  if (constant)
-    fail("constant memory", 719, pc, site, "writes %zu bytes of the __constant__ variable %s", bytes,
-         name != nullptr ? name : where.dli_sname);
-  w->written = symbol != nullptr ? reinterpret_cast<uintptr_t>(where.dli_saddr) : address;
-  w->written_bytes = symbol != nullptr ? symbol->st_size : bytes;
-#endif
+// Is it one of the kernel's __device__ variables? What can't be written is none, nor is a parameter, nor, when it is read, what
+// has no symbol: perhaps a static __constant__. Fails if the access writes a __constant__ one, which kernels can't.
+bool device_variable(Worker* w, uintptr_t address, size_t bytes, bool write, uintptr_t pc, const Site& site) {
+  const bool can_change = w->run->module.can_write(address);
+  if (!write && !can_change) return false;
+  const Variable v = variable_at(w, address);
+  if (v.constant && write) {
+    ++w->critical;
+    const std::string name = demangled(v.name);
+    --w->critical;
+    fail("constant memory", 719, pc, site, "writes %zu bytes of the __constant__ variable %s", bytes, name.c_str());
+  }
+  return can_change && !v.constant && (v.name != nullptr || write);
 }
 
 // What the launcher got from cudaMalloc: constant while blocks run.
@@ -139,6 +134,38 @@ Unheld unheld(const char* does, uintptr_t address, size_t bytes) {
 }
 
 }  // namespace
+
+Variable variable_at(Worker* w, uintptr_t address) {
+  for (const Variable& v : w->variables)
+    if (address - v.begin < v.bytes) return v;
+  Variable v{address, 0, nullptr, false};
+#if defined(__GLIBC__)
+  ++w->critical;
+  Dl_info where = {};
+  void* entry = nullptr;
+  dladdr1(reinterpret_cast<void*>(address), &where, &entry, RTLD_DL_SYMENT);
+  if (const auto* symbol = static_cast<const ElfW(Sym)*>(entry)) {
+    v = {reinterpret_cast<uintptr_t>(where.dli_saddr), symbol->st_size, where.dli_sname,
+         ELF64_ST_VISIBILITY(symbol->st_other) == STV_PROTECTED};
+    w->variables.push_back(v);
+  }
+  --w->critical;
+#endif
+  return v;
+}
+
+std::string demangled(const char* name) {
+  char* const words = abi::__cxa_demangle(name, nullptr, nullptr, nullptr);
+  const std::string copy = words != nullptr ? words : name;
+  free(words);
+  return copy;
+}
+
+uintptr_t begin_of(Worker* w, uint16_t target, uintptr_t address) {
+  if (is_tensor(target)) return reinterpret_cast<uintptr_t>(session.regions[target].base);
+  if (target == kVariable) return variable_at(w, address).begin;
+  return reinterpret_cast<uintptr_t>(std::prev(session.allocations.upper_bound(reinterpret_cast<void*>(address)))->first);
+}
 
 // The tensor that these bytes belong to; -1: none.
 int region_at(uintptr_t address, size_t bytes) {
@@ -200,8 +227,10 @@ __attribute__((noinline)) void access_beyond_stack(Worker* w, uintptr_t address,
     a.offset = 0;
   } else {
     if (!known_elsewhere(w, address)) out_of_bounds(w, address, bytes, write, pc, site);
-    if (write || op == Op::Atomic) check_constant(w, address, bytes, pc, site);
-    return;
+    const bool writes_it = write || op == Op::Atomic;
+    if (!(writes_it || session.tracing) || !device_variable(w, address, bytes, writes_it, pc, site)) return;
+    a.target = kVariable;
+    a.offset = 0;
   }
   for (Watcher* t : w->on_memory) t->access(a);
 }

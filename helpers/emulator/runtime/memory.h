@@ -19,6 +19,9 @@ const char* shared_name(const Worker*, const std::vector<NamedPlace>&, size_t of
 std::string shared_place(const Worker*, unsigned warp, size_t offset);  // "K_smem[12][3]", "K_smem + 384 B"
 void add_named_place(std::vector<NamedPlace>&, const char* name, uint32_t offset);
 int region_at(uintptr_t address, size_t bytes);  // the tensor that these bytes belong to; -1: none
+std::string demangled(const char* name);
+Variable variable_at(Worker*, uintptr_t address);
+uintptr_t begin_of(Worker*, uint16_t target, uintptr_t address);  // of the tensor, variable or allocation there
 bool in_global(const Worker*, const void*);      // neither in shared memory nor on the current thread's stack
 std::string address_in_words(const Worker*, uintptr_t);  // "K_smem[12][3]", "O + 128 bytes", or the address
 

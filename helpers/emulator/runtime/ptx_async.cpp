@@ -41,7 +41,7 @@ constexpr int64_t kWaits = 1, kAligned = 2, kAnd = 4, kOr = 8, kCount = 16;
 
 void come_to_barrier(Frame& f, const Instruction& i) {
   const uint32_t id = get<uint32_t>(f, i.s[0]);
-  const uint32_t count = i.count > 1 ? get<uint32_t>(f, i.s[1]) : (worker->threads + kWarp - 1) / kWarp * kWarp;
+  const uint32_t count = i.count > 1 ? get<uint32_t>(f, i.s[1]) : worker->whole_warps();
   const BarrierVote vote = i.offset & kAnd ? BarrierVote::And : i.offset & kOr ? BarrierVote::Or : i.offset & kCount ? BarrierVote::Count : BarrierVote::None;
   const bool yes = vote != BarrierVote::None && get(f, i.s.back()) != 0;
   count_instruction(worker, f.pc, i.site);

@@ -288,8 +288,8 @@ void RaceWatcher::settle_overwrites() {
 void RaceWatcher::access(const Access& a) {
   settle();
   if (session.follows_flags && a.order != kWeak) flag_pc = w->offset(a.pc);
-  if (session.follows_flags && a.target < kAllocated && session.regions[a.target].given == 3) reads_far(a);
-  if (a.target == kAllocated || (a.target != kShared && !across.follows(a.target))) return;
+  if (session.follows_flags && is_tensor(a.target) && session.regions[a.target].given == 3) reads_far(a);
+  if (a.target != kShared && !(is_tensor(a.target) && across.follows(a.target))) return;
   const bool strong = (a.order & kStrong) != 0 || ((a.order & kVolatile) != 0 && r.flags.fenced.count(me()) != 0);
   if (a.target == kShared) return check(shared(), a.offset, a.bytes, a.op, a.pc, strong);
   const Region& region = session.regions[a.target];

@@ -18,8 +18,9 @@ namespace emu {
 
 // A kernel's library: its constants and __device__ variables, and its code.
 struct Module {
-  uintptr_t begin = 0, end = 0, code_begin = 0, code_end = 0;
+  uintptr_t begin = 0, end = 0, code_begin = 0, code_end = 0, data_begin = 0, data_end = 0;
   bool holds(uintptr_t address) const { return address - begin < end - begin; }
+  bool can_write(uintptr_t address) const { return address - data_begin < data_end - data_begin; }
   bool executes(uintptr_t pc) const { return pc - code_begin < code_end - code_begin; }
   // From the start of the library; 0: the pc is elsewhere.
   uint32_t offset(uintptr_t pc) const { return holds(pc) ? uint32_t(pc - begin) : 0; }

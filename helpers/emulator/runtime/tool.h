@@ -28,7 +28,9 @@ enum Order : uint8_t { kWeak = 0, kStrong = 1, kReads = 2, kWrites = 4, kAcquire
 
 constexpr uintptr_t kVolatileFlag = 1;          // for Watcher::polls: by a read of a volatile variable
 
-constexpr uint16_t kShared = 0xffff, kAllocated = 0xfffe;  // targets that are no tensor: shared memory, cudaMalloc
+// Targets that are no tensor: shared memory, cudaMalloc, __device__ variables.
+constexpr uint16_t kShared = 0xffff, kAllocated = 0xfffe, kVariable = 0xfffd;
+constexpr bool is_tensor(uint16_t target) { return target < kVariable; }
 
 // One lane's access. It is within bounds and aligned, and happens when all tools have been told.
 struct Access {
@@ -39,7 +41,7 @@ struct Access {
     BulkRow,                        // of a bulk copy, by TMA: see Watcher::bulk_copy
   } kind;
   Op op;
-  uint16_t target;                  // the index of a tensor, kShared or kAllocated
+  uint16_t target;                  // the index of a tensor, kShared, kAllocated or kVariable
   unsigned order;                   // of Order
   uintptr_t address;
   size_t offset, bytes;             // offset: from the start of the tensor or of shared memory

@@ -184,7 +184,10 @@ void Tracer::add_request(unsigned number, uint32_t pc, Op op, unsigned width, ui
     base = arena + (first >= w->dynamic_base ? w->dynamic_base : 0);
     cost = shared_cost(op, offset, lanes, width, source, op == Op::AsyncCopy && past_L1.count(pc) != 0);
   } else {
-    base = target == kAllocated ? 0 : reinterpret_cast<uintptr_t>(session.regions[target].base);
+    uint64_t first = UINT64_MAX;
+    for (unsigned rest = lanes; rest != 0; rest &= rest - 1) first = std::min(first, address[__builtin_ctz(rest)]);
+    if (target == kVariable) array = variable_at(w, first).name;
+    base = begin_of(w, target, first);
     cost = global_cost(address, lanes, width);
   }
   Row& row = rows.of({pc, target, uint8_t(op), uint8_t(width), array});
@@ -452,9 +455,9 @@ void Tracer::bulk_copy(Op op, const Box& b, uintptr_t pc, const Site& site) {
   });
   const int region = bytes > 0 ? region_at(first_byte, 1) : -1;
   if (bytes > 0) {
-    const uint64_t base = region < 0 ? 0 : reinterpret_cast<uintptr_t>(session.regions[size_t(region)].base);
-    add_copied({at, region < 0 ? kAllocated : uint16_t(region), uint8_t(op), uint8_t(b.map.item), nullptr}, lane, bytes, sectors,
-               (bytes + 31) / 32, first_byte - base);
+    const uint16_t target = region < 0 ? kAllocated : uint16_t(region);
+    add_copied({at, target, uint8_t(op), uint8_t(b.map.item), nullptr}, lane, bytes, sectors, (bytes + 31) / 32,
+               first_byte - begin_of(w, target, first_byte));
   }
   size_t begin;
   const char* array = shared_name(w, w->named[number], b.shared, &begin);

@@ -3,6 +3,8 @@
 
 #include <cstring>
 
+#include "memory.h"
+
 namespace emu {
 
 Row& Rows::of(const RowKey& key) {
@@ -33,12 +35,16 @@ static std::vector<TraceCount> all_instructions;
 
 void add_rows(const Rows& rows, const std::map<uint32_t, Site>& sites, const Run& run) {
   const auto keep = [](const char* text) { return session.keep(text == nullptr ? "" : text); };
+  const auto variable = [](const char* name) {
+    return session.keep(name == nullptr ? "__device__" : "__device__ " + demangled(name));
+  };
   for (const Row& r : rows) {
     TraceRow row = {};
     row.kernel = keep(run.launch->name);
-    row.target = keep(r.key.target == kShared      ? r.key.array
-                      : r.key.target == kAllocated ? "cudaMalloc"
-                                                   : session.regions[r.key.target].name);
+    row.target = r.key.target == kVariable ? variable(r.key.array)
+                                           : keep(r.key.target == kShared      ? r.key.array
+                                                  : r.key.target == kAllocated ? "cudaMalloc"
+                                                                               : session.regions[r.key.target].name);
     const auto site = sites.find(r.key.pc);
     row.file = keep(site == sites.end() ? "" : site->second.file);
     row.line = site == sites.end() ? 0 : site->second.line;

@@ -13,9 +13,9 @@ namespace emu {
 
 struct RowKey {
   uint32_t pc;
-  uint16_t target;            // index of the region; kShared, kAllocated
+  uint16_t target;            // index of the region; kShared, kAllocated, kVariable
   uint8_t op, width;
-  const char* array;          // of shared memory
+  const char* array;          // of shared memory; or the variable's name, mangled
   bool operator==(const RowKey& k) const {
     return pc == k.pc && target == k.target && op == k.op && width == k.width && array == k.array;
   }

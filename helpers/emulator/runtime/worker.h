@@ -67,6 +67,13 @@ struct StaticArray {
   ArrayShape shape;
 };
 
+struct Variable {                 // of the kernel's library
+  uintptr_t begin;
+  size_t bytes;
+  const char* name;               // mangled; null: a static one, of which nothing is known
+  bool constant;                  // __constant__: one whose symbol is protected (cuda_runtime.h)
+};
+
 struct NamedPlace {               // where an array in dynamic shared memory begins
   const char* name;
   uint32_t offset;
@@ -111,7 +118,7 @@ struct Worker {
   std::vector<Counter> counter;
   unsigned order = 0;                  // of the access under way: see Order in tool.h
   bool hold = false;                   // set by a tool at a basic block: the current thread goes on when the tool makes it ready
-  uintptr_t written = 0, written_bytes = 0;  // the variable of the kernel's library that was written last, which is not __constant__
+  std::vector<Variable> variables;     // of the kernel's library that have been touched
   uint64_t gathered = 0;
   unsigned idle = 0;                   // turns given away since mbarriers were looked at
   CopyState* copies;
@@ -132,6 +139,7 @@ struct Worker {
   Worker();
   ~Worker();
   char* dynamic() const { return arena + dynamic_base; }
+  unsigned whole_warps() const { return (threads + kWarp - 1) / kWarp * kWarp; }  // threads, and what the last warp lacks
   uint32_t offset(uintptr_t pc) const { return run->module.offset(pc); }
   // The lanes that the warp has, or had before they returned.
   unsigned lanes(unsigned warp) const { return threads - warp * kWarp >= kWarp ? ~0u : (1u << (threads - warp * kWarp)) - 1; }

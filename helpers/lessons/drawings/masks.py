@@ -9,6 +9,7 @@ import pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
+from ...emulator import banks
 from ...figures.style import (
     BLUE,
     CARD,
@@ -60,7 +61,7 @@ def masks(panels: Mapping[str, np.ndarray]) -> Figure:
 
 def _runs(row: np.ndarray) -> str:
     at = np.flatnonzero(row)
-    return "nothing" if not len(at) else f"k{at[0]}" if len(at) == 1 else f"k{at[0]} to k{at[-1]}"
+    return "k" + banks.runs(at).replace("–", " to k").replace(", ", " and k") if len(at) else "nothing"
 
 
 @styled

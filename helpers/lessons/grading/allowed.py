@@ -50,8 +50,9 @@ _REFUSED = {"print"}  # printf in a kernel, however it was spelt
 def unfit(typed: Typed) -> str:
     """The first thing in a submitted text that isn't graded: its place and a clause; empty if there is none."""
     bare = code(typed.text, kept='"C"')
+    joined = bare.replace("\\\n", "  ")  # a macro of several lines
     found = [
-        (m.start(), m[0], said) for pattern, said in _WORDS.items() for m in re.finditer(pattern, bare, re.MULTILINE)
+        (m.start(), m[0], said) for pattern, said in _WORDS.items() for m in re.finditer(pattern, joined, re.MULTILINE)
     ]
     if not found:
         return ""

@@ -35,12 +35,12 @@ class Criterion:
 
 
 class Assignment(ABC):
-    """One thing that is graded, as the grader sees it. id: as in `--tasks`; number: of the rung that an answer is held against; lean: as
-    Task has it."""
+    """One thing that is graded, as the grader sees it. id: as in `--tasks`; number: of the rung that an answer is held against;
+    every_D: as Task has it."""
 
     id: str
     number: str
-    lean: bool = False
+    every_D: bool = False
 
     @abstractmethod
     def filled(self, answer: Answer) -> Filled:
@@ -64,7 +64,8 @@ class OfTask(Assignment):
     """A region task: the rung with the reader's text in it, right, clean and as lean as the rung."""
 
     def __init__(self, task: Task) -> None:
-        self.id, self.number, self.lean, self.without = task.id, task.number, task.lean, task.without
+        self.id, self.number, self.every_D = task.id, task.number, task.every_D
+        self.lean, self.without = task.lean, task.without
 
     def filled(self, answer: Answer) -> Filled:
         """The rung with the regions that were handed in."""
@@ -117,9 +118,8 @@ class OfCase(Assignment):
 
     def criteria(self, verdict: judge.Judgement, filled: Filled, answer: Answer) -> Iterable[Criterion]:
         """For line, mechanism and fix; the last is right and clean, or worth nothing."""
-        wrong = [f"{name}: {why}" for name, why in verdict.cases if why] or list(verdict.findings)
-        if wrong:
-            return self.nothing(wrong[0], answer)
+        if verdict.wrong:
+            return self.nothing(verdict.wrong, answer)
         said = f"right in all {len(verdict.cases)} cases, nothing was found"
         return [*self._diagnosed(answer), Criterion("fixed", FIXED, FIXED, said)]
 

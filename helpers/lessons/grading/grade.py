@@ -167,7 +167,7 @@ def grade(path: Path, seed: int = 0, tasks: Sequence[str] = (), patience: Patien
 
 
 def _ready(task: Assignment, answer: Answer | None, seed: int) -> tuple[Rung, Filled]:
-    """The kernel to compile, of a task that isn't lean with one instance, and the rung with the answer in it. RegionError where there is
+    """The kernel to compile, with one instance unless the task has every_D, and the rung with the answer in it. RegionError where there is
     nothing to compile."""
     if answer is None:
         raise RegionError("nothing was handed in")
@@ -180,7 +180,7 @@ def _ready(task: Assignment, answer: Answer | None, seed: int) -> tuple[Rung, Fi
             raise RegionError(refused)
     drawn = draw(find(task.number), seed)
     filled = task.filled(answer)
-    return filled.rung if task.lean else instance(filled.rung, drawn.D, drawn.dtype), filled
+    return filled.rung if task.every_D else instance(filled.rung, drawn.D, drawn.dtype), filled
 
 
 def _schedules(seed: int) -> tuple[int, ...]:
@@ -190,7 +190,7 @@ def _schedules(seed: int) -> tuple[int, ...]:
 
 
 def _jobs(task: Assignment, seed: int) -> list[judge.Job]:
-    cases, _ = judge.own(task.number, seed, task.lean)
+    cases, _ = judge.own(task.number, seed, task.every_D)
     return judge.jobs(cases, _schedules(seed))
 
 
@@ -207,7 +207,7 @@ def _work(
     sources = []
     for task in wanted:
         rung, _ = ready[task.id]
-        jobs, inputs = _jobs(task, seed), task.number + "_lean" * task.lean
+        jobs, inputs = _jobs(task, seed), task.number + "_every_D" * task.every_D
         for n, job in enumerate(jobs):
             saved = folder / f"{inputs}_{n}.pt"
             if not saved.exists():
@@ -278,7 +278,7 @@ def _graded(
         return task.nothing(f"it does not compile: {first}", answer)
     if "refused" in said:
         return task.nothing(str(said["refused"]), answer)
-    cases, costs = judge.own(task.number, seed, task.lean)
+    cases, costs = judge.own(task.number, seed, task.every_D)
     jobs = _jobs(task, seed)
     runs = list(_runs(out, jobs, cases))
     verdict = judge.judge(cases, runs, len(jobs), costs)

@@ -38,6 +38,7 @@ TASKS = (
             "__global__ void softmax(const fa_args a) is defined",
             "workspace[1] holds P (B,H,Nq,Nk): exp(S - max S) / sum, by rows",
             "a.LSE (B,H,Nq) = max S + ln(sum of exp(S - max S)), natural logarithm",
+            "a row without a finite score (all -inf) gives P = 0 and LSE = -inf",
         ),
         (
             "Three passes over the row, each lane at elements lane, lane + 32, ..: maximum, sum, quotient.",

@@ -182,7 +182,8 @@ TASKS = (
         "22",
         "A CTA per tile of keys, a loop over tiles of queries; P from S and LSE, no maximum is needed.",
         "delta = rowsum(dO o O) first. Then dV += P^T dO, dP = dO V^T, dS = P o (dP - delta), dK += dS^T Q, dQ += dS K.",
-        "dQ is shared by all CTAs of a head: atomics, with dQ = 0 before, or a turn each. The scale goes to dK and dQ.",
+        "dQ is shared by all CTAs of a head: set it to 0, then add in turn. Atomics in any order would do but for a.deterministic, "
+        "which asks for the same bits every time. The scale goes to dK and dQ.",
         backward=True,
     ),
     Task(

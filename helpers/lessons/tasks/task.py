@@ -49,6 +49,11 @@ class Task:
         """Whether its inputs are worth going through one by one, the easy ones first: the hard tasks'."""
         return self.level > 2
 
+    @property
+    def every_D(self) -> bool:
+        """Whether a grader tries it at every head dimension that the rung names, not only at the one drawn: a lean one, a whole rung."""
+        return self.lean or self.level == 4
+
 
 def whole(number: str, first: str, then: str, trap: str, backward: bool = False) -> Task:
     """The task to write a rung from its header block. first, then, trap: its hints."""
@@ -57,6 +62,11 @@ def whole(number: str, first: str, then: str, trap: str, backward: bool = False)
         "Q holds S (rows,N), O receives P; Nq = rows, Nk = N"
         if number == "02"
         else "LSE (B,H,Nq) fp32, contiguous; workspace[i]: the tensors of the header block's `workspace`, uninitialized"
+    )
+    empty = (
+        "a query whose LSE is -inf, as it sees no key, gets dQ = 0 and adds nothing to dK and dV"
+        if backward
+        else f"a row without a finite score (all -inf, or no key) gives {'P' if number == '02' else 'O'} = 0 and LSE = -inf"
     )
     return Task(
         f"{number}.9",
@@ -73,6 +83,7 @@ def whole(number: str, first: str, then: str, trap: str, backward: bool = False)
             'extern "C" cudaError_t fa_launch(const fa_args *args, cudaStream_t stream) launches the work on `stream`',
             "every element of the outputs is written; Nq and Nk may be any positive number",
             "the launcher takes every dtype and head dimension that the header block names",
+            empty,
         ),
         (first, then, trap),
     )
