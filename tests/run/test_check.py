@@ -158,8 +158,12 @@ def test_each_fault_fails_in_the_cases_that_look_for_it():
     def failing(kernel):
         return {c.case for c in check(kernel).failures}
 
-    assert all(name.startswith("strided") for name in failing(ignores_strides))
-    assert failing(ignores_scale) == {"scale 0.3", "scale -0.3", "scale 0"}
+    assert all(name.startswith(("strided", "all at once")) for name in failing(ignores_strides))
+    assert {name for name in failing(ignores_scale) if not name.startswith("all at once")} == {
+        "scale 0.3",
+        "scale -0.3",
+        "scale 0",
+    }
     assert "N=31" not in failing(no_rescale)
     assert "N=63" in failing(no_rescale)
     assert "all scores about -1e4" in failing(max_from_zero)

@@ -36,32 +36,34 @@ bool all_written(const unsigned char* state, size_t bytes) {
   return true;
 }
 
-// Clang copies a struct's members one by one, and its padding with them: the end of 16 bytes, of which the rest was written.
+// Clang writes a struct's members one by one, and may read its padding so, too: the end of 16 bytes, of which the rest was written.
 bool tail([[maybe_unused]] const unsigned char* state, [[maybe_unused]] size_t bytes) {
 #ifdef __clang__
-  const bool ends = bytes <= 8 && (reinterpret_cast<uintptr_t>(state) + bytes) % 16 == 0;
-  return ends && all_written(state + bytes - 16, 16 - bytes);
+  const unsigned char* const end = state + bytes;
+  if (bytes > 16 || reinterpret_cast<uintptr_t>(end) % 16 != 0) return false;
+  const size_t written = std::find(end - 16, end, kUnwritten) - (end - 16);
+  return written >= 8 && std::all_of(end - 16 + written, end, [](unsigned char each) { return each == kUnwritten; });
 #else
   return false;
 #endif
 }
 
-// A struct that was written field by field is copied with its padding. Unwritten bytes may be that if the load is wider than a
-// float, and each run of them shorter than half of it, or than 8 bytes.
+// A struct that was written field by field is copied with its padding. In a load wider than a float, unwritten bytes are taken to be
+// that where they are fewer than a float's, or begin within a word.
 bool padding(const unsigned char* state, size_t bytes) {
   if (tail(state, bytes)) return true;
-  const size_t most = std::min<size_t>(bytes, 16) / 2;
   for (size_t at = 0, run = 0; at < bytes; ++at) {
     run = state[at] == kUnwritten ? run + 1 : 0;
-    if (run >= most) return false;
+    if (run == 4 && at % 4 == 3) return false;
   }
   return bytes > 4;
 }
 
-// "which nobody has written", "2 of which nobody has written"
+// "which nobody has written", "4 of which nobody has written (if a struct has padding there, give it a member)"
 std::string unwritten(const unsigned char* state, size_t bytes) {
   const auto count = size_t(std::count(state, state + bytes, kUnwritten));
-  return (count < bytes ? std::to_string(count) + " of " : "") + "which nobody has written";
+  return count < bytes ? std::to_string(count) + " of which nobody has written (if a struct has padding there, give it a member)"
+                       : "which nobody has written";
 }
 
 struct Unwritten final : Watcher {
