@@ -28,7 +28,7 @@ import importlib.util, os, sys  # on Colab, Kaggle or a hub: takes the series fr
 
 if not importlib.util.find_spec("helpers"):
     get_ipython().system("[ -d ../helpers -o -d series ] || git clone --depth 1 ${FA_REPOSITORY:?no address} series")
-    sys.path += [os.path.abspath(p) for p in ("..", "series") if os.path.isdir(f"{p}/helpers")] or sys.exit("no helpers/")
+    sys.path += [os.path.abspath(p) for p in ("..", "series") if os.path.isdir(f"{p}/helpers")] or sys.exit("no series")
     importlib.import_module("helpers").prepare()
 
 # %%

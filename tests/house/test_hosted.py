@@ -112,7 +112,7 @@ def test_a_notebook_in_a_checkout_takes_that(remote, python, wheels, tmp_path):
 def test_without_an_address_it_says_so(python, tmp_path):
     done = opened(python, tmp_path)
     assert done.returncode != 0 and "FA_REPOSITORY: no address" in done.stdout + done.stderr
-    assert "no helpers/" in done.stdout + done.stderr and "No module" not in done.stdout + done.stderr
+    assert "no series" in done.stdout + done.stderr and "No module" not in done.stdout + done.stderr
 
 
 def test_the_cell_runs_again_once_it_has_an_address(remote, python, wheels, tmp_path):
