@@ -92,9 +92,9 @@ def test_a_bulk_store_says_nothing_of_a_later_copy():
 
 def test_local_variables_do_not_start_as_an_earlier_kernel_left_them():
     forgets = program("""
-  float sum[8];  // not zeroed
-  for (int i = 0; i < 64; ++i) sum[i * n % 8] += in[i];
-  out[threadIdx.x] = sum[n % 8];
+  float sum[64];  // not zeroed
+  for (int i = 0; i < 64; ++i) sum[i * n % 64] += in[i];
+  out[threadIdx.x] = sum[n % 64];
 """)
     leaves = program("""
   float x[64], sum = 0;
