@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 from emulated import build, call, launch, program
 
@@ -90,11 +91,15 @@ def test_a_bulk_store_says_nothing_of_a_later_copy():
     assert not any(finding.error for finding in found.findings) and out.tolist() == [1] * 32
 
 
-def test_local_variables_do_not_start_as_an_earlier_kernel_left_them():
-    forgets = program("""
-  float sum[64];  // not zeroed
-  for (int i = 0; i < 64; ++i) sum[i * n % 64] += in[i];
-  out[threadIdx.x] = sum[n % 64];
+# Calls that read the kernel's arguments leave zeros in 40 bytes of the stack, where its own variables come to lie.
+@pytest.mark.parametrize(
+    "size", [64, pytest.param(8, marks=pytest.mark.xfail(reason="40 bytes of a kernel's stack are 0"))]
+)
+def test_local_variables_do_not_start_as_an_earlier_kernel_left_them(size):
+    forgets = program(f"""
+  float sum[{size}];  // not zeroed
+  for (int i = 0; i < 64; ++i) sum[i * n % {size}] += in[i];
+  out[threadIdx.x] = sum[n % {size}];
 """)
     leaves = program("""
   float x[64], sum = 0;
