@@ -117,9 +117,10 @@ static void poison(Worker* w, size_t offset, size_t bytes) {
 }
 
 // Local variables start as NaNs too, as far down the stack as most kernels reach.
-static void poison_stack(char* top) {
-  constexpr size_t bytes = 8 << 10;
-  memset(top - bytes, 0xff, bytes);
+__attribute__((noinline)) void poison_stack() {
+  char locals[8 << 10];
+  memset(locals, 0xff, sizeof locals);
+  asm volatile("" ::"r"(locals) : "memory");  // the compiler must not leave the stores out
 }
 
 static void prepare(Worker* w, uint64_t block) {
@@ -204,9 +205,7 @@ void run_block(Worker* w, uint64_t block) {
     w->head = (w->head + 1) % kMaxThreads;
     --w->queued;
     if (t->state == State::Fresh) {
-      char* const top = reinterpret_cast<char*>(stack_top(*t));
-      poison_stack(top);
-      t->resume = fiber_at(top, thread_main);
+      t->resume = fiber_at(reinterpret_cast<char*>(stack_top(*t)), thread_main);
       t->state = State::Ready;
     }
     w->current = t;

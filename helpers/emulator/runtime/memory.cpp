@@ -68,7 +68,8 @@ bool known_elsewhere(const Worker* w, uintptr_t address) {
 
 // Is it one of the kernel's __device__ variables? What can't be written is none, nor is a parameter, nor, when it is read, what
 // has no symbol: perhaps a static __constant__. Fails if the access writes a __constant__ one, which kernels can't.
-bool device_variable(Worker* w, uintptr_t address, size_t bytes, bool write, uintptr_t pc, const Site& site) {
+__attribute__((noinline)) bool device_variable(Worker* w, uintptr_t address, size_t bytes, bool write, uintptr_t pc,
+                                               const Site& site) {
   const bool can_change = w->run->module.can_write(address);
   if (!write && !can_change) return false;
   const Variable v = variable_at(w, address);
@@ -135,7 +136,7 @@ Unheld unheld(const char* does, uintptr_t address, size_t bytes) {
 
 }  // namespace
 
-Variable variable_at(Worker* w, uintptr_t address) {
+__attribute__((noinline)) Variable variable_at(Worker* w, uintptr_t address) {
   for (const Variable& v : w->variables)
     if (address - v.begin < v.bytes) return v;
   Variable v{address, 0, nullptr, false};

@@ -16,12 +16,26 @@ struct Shape {
   Shape(dim3 grid, dim3 block, size_t bytes = 0, cudaStream_t = nullptr) : grid(grid), block(block), bytes(bytes) {}
 };
 
-template <class Kernel, class... P>
+// An argument as the kernel takes it: by value, what every thread has its own copy of. Once it is copied, the stack below, where
+// the kernel's local variables come to lie, is filled anew: copying is traced, and leaves its own values there.
+template <class P>
+__attribute__((always_inline, no_sanitize("thread"))) inline P argument(const std::decay_t<P>& p) {
+  struct WhenCopied {
+    __attribute__((always_inline)) ~WhenCopied() { poison_stack(); }
+  } when_copied;
+  return p;
+}
+
+template <class... P, class Kernel>
 void run(const char* name, const void* identity, const Shape& shape, Kernel kernel, P... p) {
-  using Arguments = std::tuple<Kernel, P...>;
+  using Arguments = std::tuple<Kernel, std::decay_t<P>...>;
   const Arguments arguments(kernel, p...);
-  const auto call = [](const void* arguments) {  // the kernel takes by value what every thread has its own copy of
-    std::apply([](const auto& kernel, const auto&... p) { kernel(p...); }, *static_cast<const Arguments*>(arguments));
+  const auto call = [](const void* arguments) {
+    const auto enter = [](const auto& kernel, const auto&... p) __attribute__((no_sanitize("thread"))) {
+      if (sizeof...(p) == 0) poison_stack();
+      kernel(argument<P>(p)...);
+    };
+    std::apply(enter, *static_cast<const Arguments*>(arguments));
   };
   launch({identity, name, {shape.grid.x, shape.grid.y, shape.grid.z}, {shape.block.x, shape.block.y, shape.block.z},
           shape.bytes, call, &arguments, sizeof arguments});  // its error is what cudaGetLastError gives
@@ -33,7 +47,7 @@ struct Prepared {
   const char* name;
   void (*kernel)(P...);
   Shape shape;
-  void operator()(P... p) const { run(name, reinterpret_cast<const void*>(kernel), shape, kernel, p...); }
+  void operator()(P... p) const { run<P...>(name, reinterpret_cast<const void*>(kernel), shape, kernel, p...); }
   template <int = 0>  // all other arguments
   __attribute__((unavailable("the launch's arguments are not those that the kernel takes"))) void operator()(...) const;
 };
@@ -45,7 +59,7 @@ Prepared<P...> prepare(const char* name, void (*kernel)(P...), Shape shape) {
 // A template whose arguments the launch deduces comes as a lambda that calls it: which instance it is, is not known.
 template <class F>
 auto prepare(const char* name, F kernel, Shape shape) {
-  return [=](auto... p) { run(name, nullptr, shape, kernel, p...); };
+  return [=](auto... p) { run<decltype(p)...>(name, nullptr, shape, kernel, p...); };
 }
 
 // A variable, as the one member of Holder, at the same place for all threads of the block.

@@ -84,6 +84,7 @@ struct Launch {
   size_t argument_bytes;
 };
 void launch(const Launch&);
+void poison_stack();                                               // what lies below the caller's frame
 void launch_bounds(unsigned threads, unsigned = 0, unsigned = 0);  // of the kernel that runs: CUDA launches no more
 
 // ---- the runtime API's state
