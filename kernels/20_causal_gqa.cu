@@ -5,7 +5,7 @@
 //            at the end.
 // changed:   a CTA visits the tiles of keys that its queries see, a warp multiplies those that its rows see, and masks
 //            where a row's keys end in the tile; the grid runs from the last queries to the first, over as many heads
-//            at a time as have 32 MB of K and V (12 MB without a mask); query heads share a head of K and V; in
+//            at a time as have 32 MiB of K and V (12 MiB without a mask); query heads share a head of K and V; in
 //            a packed batch a CTA finds its sequence by itself; D = 96; three stages at D = 64
 // op:        attention
 // features:  causal, window, gqa, varlen
@@ -347,7 +347,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
     fa::cp_async_wait<stages - 2>(); // this tile's group; later ones may still be on their way
     // Every thread's part of this tile has landed before any warp reads it; and all warps have read the tile before it,
     // whose stage the next copies overwrite.
-    __syncthreads(); // as above
+    __syncthreads();
 
     const bool take = j0 <= take_to && j0 >= take_from;
     const bool seen = take || (j0 <= sees + 31 && j0 + Bc > sees - window + 1); // by the last row; by the first row
@@ -416,10 +416,10 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
 
 // [region: launcher]
 template <int d, typename T> cudaError_t launch(const fa_model_args &a, cudaStream_t stream) {
-  // As many heads at a time as have this much of K and V. Measured on an H200 (the 32 MB: notebook 20, section 3).
+  // As many heads at a time as have this much of K and V. Measured on an H200 (the 32 MiB: notebook 20, section 3).
   const int64_t share_of_L2 = (a.causal ? 32 : 12) << 20, bytes = int64_t(4) * a.Nk * d;
   const int64_t heads = max(int64_t(1), share_of_L2 / bytes) * (a.H / a.Hkv);
-  // A sequence has one tile that isn't full at most.
+  // A sequence has at most one tile that isn't full.
   const int64_t tiles = fa::ceil_div(a.Nq, Tile<d>::Br) + (a.q_starts ? a.sequences : 0), ctas = tiles * a.B * a.H;
   if (ctas > fa::max_grid_x) return cudaErrorInvalidValue;
   const Order order = {int(tiles), int(min(heads, int64_t(a.B) * a.H))};

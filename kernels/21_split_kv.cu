@@ -136,7 +136,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void split_kv(cons
   for (int step = step0, stage = 0; step < step1; ++step, stage = (stage + 1) % stages) {
     T *K_smem = KV_smem + stage * C::stage, *V_smem = K_smem + Bc * d;
     fa::cp_async_wait<stages - 2>(); // this step's group
-    __syncwarp(); // every lane's part has landed before any reads it, and its last stage is read before it is filled
+    __syncwarp(); // every lane's part has landed before any reads it; all have read the stage that is filled next
     fetch(step + stages - 1, (stage + stages - 1) % stages);
 
     float S_reg[2][4] = {}; // S (16, Bc) = Q K^T

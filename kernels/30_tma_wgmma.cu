@@ -118,8 +118,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void tma_wgmma(con
             row = row0 + threadIdx.x % 128 / 32 * 16 + g; // the first of the warpgroup; mine
 
   // [region: sign]
-  // The maximum of S is sought before S is scaled, so the scale may not be negative: rather turn Q_i around. And under
-  // the mask -inf times 0 would be NaN.
+  // The maximum of S is sought before S is scaled, so the scale may not be negative: rather turn Q_i around.
   fa::mbarrier_wait(Q_full, 0);
   if (a.scale < 0.f) {
 #pragma unroll
@@ -131,7 +130,8 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void tma_wgmma(con
     fa::fence_proxy_async();
     fa::bar_sync(1 + warpgroup, 128); // they are turned before any wgmma reads them
   }
-  const float scale_log2 = fmaxf(fabsf(a.scale), 1e-30f) * fa::log2_e; // S in units of log2, so that P = exp2(S - m)
+  // S in units of log2, so that P = exp2(S - m). A scale of 0 would make a NaN of a masked score.
+  const float scale_log2 = fmaxf(fabsf(a.scale), 1e-30f) * fa::log2_e;
   // [end: sign]
 
   float O_reg[d / 8][4] = {};                    // (64, d) of this warpgroup, not yet divided by l
@@ -259,7 +259,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void tma_wgmma(con
 // [region: launcher]
 template <int d, typename T> cudaError_t launch(const fa_model_args &a, cudaStream_t stream) {
   // Without a mask head by head, so that CTAs side by side want the same keys at the same time. Under a causal mask as
-  // many heads at a time as have their keys in 32 MB of the L2, the longest tiles of all of them first.
+  // many heads at a time as have their keys in 32 MiB of the L2, the longest tiles of all of them first.
   const int64_t bytes = int64_t(4) * a.Nk * d, heads = max(int64_t(1), (int64_t(32) << 20) / bytes) * (a.H / a.Hkv);
   const int64_t tiles = fa::ceil_div(a.Nq, Tile<d>::Br), ctas = tiles * a.B * a.H;
   if (ctas > fa::max_grid_x) return cudaErrorInvalidValue;

@@ -346,7 +346,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void warp_specialized(const fa
 // [region: launcher]
 template <int d, typename T> cudaError_t launch(const fa_model_args &a, cudaStream_t stream) {
   // Without a mask head by head, so that CTAs side by side want the same keys at the same time. Under a causal mask as
-  // many heads at a time as have their keys in 32 MB of the L2, the longest tiles of all of them first.
+  // many heads at a time as have their keys in 32 MiB of the L2, the longest tiles of all of them first.
   const int64_t bytes = int64_t(4) * a.Nk * d, heads = max(int64_t(1), (int64_t(32) << 20) / bytes) * (a.H / a.Hkv);
   const int64_t tiles = fa::ceil_div(a.Nq, Tile<d>::Br), all = tiles * a.B * a.H;
   if (all > fa::max_grid_x / 2) return cudaErrorInvalidValue; // an index past the last still fits into an int

@@ -219,7 +219,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
     // K comes a tile ahead of V. The last warpgroup keeps K_j until it starts S of the next tile; soon after, the first one
     // needs the keys of the tile after that. Thanks to the extra stage, they are already on their way.
     for (int stage = 0; fa::mbarrier_wait(work_found, stage), work_smem[stage].i0 >= 0; stage ^= 1) {
-      const Work work = work_smem[stage]; // thread 64 writes here again after the next work_wanted
+      const Work work = work_smem[stage]; // thread 64 writes here again after the next tile's work_wanted
       const int hk = work.h / (a.H / a.Hkv);
       const Walk<Br, Bc> walk(work, a);
       fetch_K(walk[work.j_last], hk, work.b);
@@ -423,10 +423,10 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
     // [end: skip]
 
     // [region: tile_loop]
-    bool accumulate = false; // is tile j0 not the first
+    bool accumulate = false; // tile j0 isn't the first
     // The place of the last tile whose maximum is tracked: two after that of the last key that all rows see. It is the last of all
     // once a maximum was missed, and where that is likely. To take a tile again costs far more than to track one: up to 4 whole
-    // tiles are always tracked, and rows of up to 16 sooner than longer ones.
+    // tiles are always tracked, and rows of up to 16 on a weaker sign than longer ones.
     int track_to = seen < 5 * Bc ? 0 : (seen - 1) / Bc * Bc - 2 * Bc;
     while (true) {
       // [region: scores]
@@ -581,7 +581,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
 // [region: launcher]
 template <int d, typename T> cudaError_t launch(const fa_model_args &a, cudaStream_t stream) {
   // Without a mask head by head, so that CTAs side by side want the same keys at the same time. Under a causal mask at most
-  // as many heads at a time as have their keys in 32 MB of the L2, the longest tiles of all of them first. Of short sequences
+  // as many heads at a time as have their keys in 32 MiB of the L2, the longest tiles of all of them first. Of short sequences
   // only as many as of 2048 keys: there Q and O, which pass through the L2 as well, are as large as K and V.
   // Groups are evened out where one size allows it: the longest tiles of a small last group would begin late.
   const int64_t bytes = int64_t(4) * max(a.Nk, 2048) * d, at_most = max(int64_t(1), (int64_t(32) << 20) / bytes);

@@ -659,7 +659,7 @@ template <int d, typename T> __global__ __launch_bounds__(256) void add_heads(co
 template <int d, typename T> cudaError_t launch(const fa_backward_args &a, cudaStream_t stream) {
   using C = Tile<d>;
   const int64_t rows = int64_t(a.B) * a.H * padded<d>(a.Nq), items = fa::ceil_div(a.Nk, C::Bc) * a.B * a.H;
-  // Without a mask a set is one head. With one it is as many as have their Q, dO and dQ_sum in 16 MB of the L2, at most 8: more
+  // Without a mask a set is one head. With one it is as many as have their Q, dO and dQ_sum in 16 MiB of the L2, at most 8: more
   // were slower where sequences are short. Of long ones it holds no head: there the items of 16 heads that begin at the same
   // time read the same rows at the same time, but in one order they would wait for others of their head. The longer they run,
   // the further they drift apart, and the L2 has to hold what lies between them, for every head of the set: past 32768 queries

@@ -523,10 +523,10 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
     // [end: skip]
 
     // [region: tile_loop]
-    bool accumulate = false; // is tile j0 not the first
+    bool accumulate = false; // tile j0 isn't the first
     // The place of the last tile whose maximum is tracked: two after that of the last key that all rows see. It is the last of all
     // once a maximum was missed, and where that is likely. To take a tile again costs far more than to track one: up to 4 whole
-    // tiles are always tracked, and rows of up to 16 sooner than longer ones.
+    // tiles are always tracked, and rows of up to 16 on a weaker sign than longer ones.
     int track_to = seen < 5 * Bc ? 0 : (seen - 1) / Bc * Bc - 2 * Bc;
     while (true) {
       // [region: scores]
@@ -685,7 +685,7 @@ inline bool whole_tiles(const fa_peers_args &a, int Bc) {
   return a.ranks == 1 || (a.Nq == a.Nk && a.Nk % (a.causal ? 2 * Bc : Bc) == 0);
 }
 
-// Under a causal mask as many heads at a time as have the keys that they see in 32 MB of the L2. Without one head by head,
+// Under a causal mask as many heads at a time as have the keys that they see in 32 MiB of the L2. Without one head by head,
 // so that CTAs side by side want the same keys at the same time.
 inline int heads_at_a_time(const fa_peers_args &a, int keys) {
   const int64_t fit = (int64_t(32) << 20) / (int64_t(4) * keys * a.D);

@@ -5,7 +5,8 @@ import shutil
 from pathlib import Path
 
 project = "FlashAttention, one kernel at a time"
-copyright = "the authors of flashattention-notebooks, MIT license"
+author = "the authors of flashattention-notebooks"
+copyright = f"{author}, MIT license"
 extensions = ["myst_nb"]
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
 exclude_patterns = ["conf.py"]

@@ -202,7 +202,7 @@ def require_one_rank(rung: Rung) -> None:
 
 def _shape(rung: Rung, arguments: argparse.Namespace) -> tuple[int, int, int, int, int]:
     """(B, H, Nq, Nk, D). By default 64 rows of 1024 for a softmax, 1 query on 1024 keys for a kernel that splits them, else
-    N = 256, which shows every line at work."""
+    N = 256."""
     if rung.op == "softmax":
         B, H, Nq, Nk, D = 1, 1, 64, 1024, 1
     else:

@@ -149,6 +149,7 @@ class Launcher:
     ``output`` is what the kernel printed. ``timeout`` (seconds) bounds a launch; None lets it run. ``threads`` is how
     many blocks run at a time: as many as there are cores, or FA_EMULATOR_THREADS; the results are the same, and so they
     are whatever ``schedule`` is: 0 lets a block's threads take turns in order, another number in an order drawn from it.
+    ``sms`` is what the device says that it has of SMs, an H200's 132; whether the source asks is ``asks_for_sms``.
     ``arch``, "sm_75" for instance, is the GPU to pretend to be: what it has of instructions and shared memory decides which
     of its paths a source takes. By default a Hopper GPU.
 
@@ -164,11 +165,13 @@ class Launcher:
         self._compiled: dict[Instance, Built] = {}  # until it is compiled
         texts = (rung.source, *(header.read_text() for header in rung.includes))
         self._flags = any(map(ORDERS_BLOCKS.search, texts))
+        self.asks_for_sms = any("cudaDevAttrMultiProcessorCount" in text for text in texts)
         self._to_trace, self._traced = self._parts(sys.maxsize), dict[Instance, Built]()
         self.resources = None  # registers and spills are the GPU compiler's to know
         self.threads = _threads()
         self.timeout: float | None = None
         self.schedule = 0
+        self.sms = 132
         self.counters: dict[str, tuple[int, int]] = {}
         self.sizes: dict[str, int] = {}
         self.output = ""
@@ -274,7 +277,7 @@ class Launcher:
         with _one_at_a_time:
             arena, tensors = Arena(call), call.tensors
             regions = arena.regions()
-            self._runtime.emu_begin(regions, len(regions), self.threads, tracing, self.schedule, self._flags)
+            self._runtime.emu_begin(regions, len(regions), self.threads, tracing, self.schedule, self._flags, self.sms)
             try:
                 yield arena.redirect()
             finally:

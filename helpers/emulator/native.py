@@ -97,7 +97,7 @@ class TraceCount(ctypes.Structure):
 def open_runtime(path: str) -> ctypes.CDLL:
     """Loads the runtime and declares its functions."""
     library = ctypes.CDLL(path)
-    library.emu_begin.argtypes = [ctypes.POINTER(Region), c_int, c_int, c_int, c_uint64, c_int]
+    library.emu_begin.argtypes = [ctypes.POINTER(Region), c_int, c_int, c_int, c_uint64, c_int, c_int]
     library.emu_begin.restype = None
     library.emu_end.restype = None
     library.emu_stop.restype = None

@@ -105,4 +105,4 @@ def _number(value: object) -> bool:
 
 
 def _short(value: float) -> str:
-    return f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"

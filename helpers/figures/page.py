@@ -7,8 +7,12 @@ import html
 from collections.abc import Iterable
 from typing import Any
 
-from .style import CARD, DARK_INK, DARK_PAGE, GRID, INK, MUTED, Figure
+from .style import CARD, DARK_INK, DARK_PAGE, GRID, INK, LISTINGS, MUTED, Figure
 
+LIGHT, DARK = (
+    "\n".join(f'[style*="color:{old}"] {{ color: {new[theme]} !important; }}' for old, new in LISTINGS.items())
+    for theme in (0, 1)
+)
 STYLE = f"""
 :root {{ color-scheme: light dark; }}
 body {{ margin: 0 auto; padding: 16px; max-width: 1100px; background: {CARD}; color: {INK};
@@ -18,8 +22,10 @@ section {{ margin: 0 0 24px; overflow-x: auto; }}
 td, th {{ border-bottom: 1px solid {GRID}; }}
 img {{ max-width: 100%; height: auto; }}
 summary {{ cursor: pointer; color: {MUTED}; }}
+{LIGHT}
 @media (prefers-color-scheme: dark) {{ body {{ background: {DARK_PAGE}; color: {DARK_INK}; }}
-  summary {{ color: {DARK_INK}; }} td, th {{ border-color: {MUTED}; }} }}
+  summary {{ color: {DARK_INK}; }} td, th {{ border-color: {MUTED}; }}
+{DARK} }}
 @media print {{ body {{ max-width: none; padding: 0; }} section {{ overflow: visible; }} }}
 """
 

@@ -189,7 +189,7 @@ LOOKS: dict[str, dict[str, Any]] = {
     "scores": {"fill": "none", "stroke": EXCESS, "stroke_width": 3},
     "pv": {"fill": "url(#tile-player-pv)", "stroke": HEAT["shared"], "stroke_width": 1.5},
 }
-DONE = {"fill": HEAT["shared"], "opacity": 0.25}  # tiles of S that have met V
+DONE = {"fill": HEAT["shared"], "opacity": 0.5}  # tiles of S that have met V
 PATTERNS = (
     '<defs><pattern id="tile-player-written" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
     f'<rect width="6" height="6" fill="{SAND}"/><rect width="2" height="6" fill="{BROWN}"/></pattern>'
@@ -268,7 +268,8 @@ TEMPLATE = """<div id="%NAME%" class="tile-player">
 <script type="application/json" class="tile-player-data">%DATA%</script>
 <script>
 (() => {
-  const root = document.getElementById("%NAME%");
+  // The walk may be shown twice; some pages run a script where it is not.
+  const root = document.currentScript?.closest(".tile-player") ?? document.getElementById("%NAME%");
   if (!root || root.querySelector(".tile-player-live")) return;
   const data = JSON.parse(root.querySelector(".tile-player-data").textContent);
   root.insertAdjacentHTML("beforeend", data.live);

@@ -253,16 +253,18 @@ def memory(frame: pd.DataFrame, dtype: str | None = None) -> Figure:
         frame = frame[(frame["rung"] == last) | (frame["name"] == frame["rung"])]
     looks = looks_of(frame["name"])
     figure, (ax,) = canvas(6.8, 4.0)
-    ends = {}
+    ends, said = {}, []
     for name, line in frame.groupby("name", sort=False):
         line = line.sort_values("Nk")
         fits = line[line["bytes"].notna()]
         draw_line(ax, fits["Nk"], fits["bytes"].astype(float), looks[name], name not in PEERS)
-        if len(fits):
-            ends[name] = (fits["Nk"].iloc[-1], float(fits["bytes"].iloc[-1]))
-        if 0 < len(fits) < len(line):
-            ends_at = ends[name]
-            ax.annotate("out of memory above", ends_at, (0, 9), textcoords="offset points", fontsize=8, ha="right")
+        if fits.empty:
+            continue
+        ends[name] = (fits["Nk"].iloc[-1], float(fits["bytes"].iloc[-1]))
+        said.append(f"{name} from {size(fits['bytes'].iloc[0])} to {size(fits['bytes'].iloc[-1])}")
+        if len(fits) < len(line):
+            said[-1] += f" at N = {ends[name][0]}, out of memory above"
+            ax.annotate("out of memory above", ends[name], (0, 9), textcoords="offset points", fontsize=8, ha="right")
     power_of_two_axis(ax, frame["Nk"], "sequence length N")
     log_ticks(ax)
     low, high = ax.get_ylim()
@@ -275,7 +277,10 @@ def memory(frame: pd.DataFrame, dtype: str | None = None) -> Figure:
     figure.draw_without_rendering()
     name_lines(ax, ends, looks, gap=0.06)
     shape = ", ".join(filter(None, [_what(frame), *(f"{c} = {int(frame[c].iloc[0])}" for c in "BHD")]))
-    figure.suptitle(f"Memory beyond the inputs, {shape} · {device(frame)}", x=0.01, ha="left", fontsize=11)
+    title = f"Memory beyond the inputs, {shape} · {device(frame)}"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+    N = f"N from {frame['Nk'].min()} to {frame['Nk'].max()}, both axes logarithmic"
+    figure.in_words = f"{title}: peak memory of one call, {N}: {', '.join(said)}."
     return figure
 
 

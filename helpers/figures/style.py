@@ -101,6 +101,15 @@ HEAT = {"shared": "#2f80c8", "global": "#3d8a3d"}
 EXCESS = "#d5672a"
 COOL, HOT = "rgba(47,128,200,{:.2f})", "rgba(213,103,42,{:.2f})"  # behind a cell's number; format with their strength
 DARK_PAGE, DARK_INK = "#16181c", "#d6d9de"  # a page of its own, where the reader prefers a dark one
+# On such a page: for each of the listings' colours (ladder/show.py) one for a light theme and one for a dark one, the book's.
+LISTINGS = {
+    "#6f7a85": ("#4c5660", "#b6bfc8"),
+    "#a65bcf": ("#843aae", "#d8b0f2"),
+    "#b8651b": ("#8f4b0c", "#e3a160"),
+    "#3d8a3d": ("#2a6a2a", "#84c784"),
+    "#2f80c8": ("#1c609f", "#7bb9ec"),
+    "#808890": ("#50575e", "#b6bdc4"),
+}
 
 
 DPI, CSS_DPI = 144, 96  # of the file, and of the page: 10 points are 13 pixels there, beside prose of 14

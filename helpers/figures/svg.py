@@ -54,7 +54,7 @@ class _Svg:
 # The staircase
 
 GROUPS = {"forward": "forward pass", "decode": "decode", "backward": "backward pass"}
-COLUMN, GAP, LEFT, TOP, HEIGHT, FOOT = 50.0, 22.0, 34.0, 42.0, 290.0, 66.0
+COLUMN, GAP, LEFT, TOP, HEIGHT, FOOT = 54.0, 22.0, 34.0, 50.0, 290.0, 66.0
 BAR = 20.0
 
 

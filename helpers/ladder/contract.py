@@ -569,7 +569,7 @@ def _splits(rung: Rung, args: FaBackwardArgs, q: Tensor, asked: dict) -> int:
 
 
 def fewest_pieces(ctas: int, places: int, most: int) -> int:
-    """The smallest n up to `most` with which n * ctas CTAs fill nine tenths of the places of every wave, or the best n."""
+    """The smallest n up to `most` with which n * ctas CTAs fill nine tenths of the places of all their waves, or the best n."""
 
     def filled(n: int) -> float:
         return n * ctas / (-(-n * ctas // places) * places)

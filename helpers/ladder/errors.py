@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sysconfig
 import traceback
 from pathlib import Path
@@ -54,7 +55,8 @@ class CallError(ValueError):
 
 def _in_short(error: Exception, name: str) -> list[str]:
     """What Jupyter shows: the reader's own line that called the kernel, and the sentence."""
-    libraries = (str(HELPERS), sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"))
+    folders = (HELPERS, sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"))
+    libraries = tuple(f"{folder}{os.sep}" for folder in folders)
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame.line for frame in frames if frame.line and not frame.filename.startswith(libraries)]
     return [*(f"----> {line}" for line in theirs[-1:]), f"{name}: {error}"]

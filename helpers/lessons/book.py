@@ -34,6 +34,7 @@ CHAPTERS = {  # by the decade of a notebook's number
 LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)")
 COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 PICTURE = re.compile(r"<picture>.*?</picture>", re.DOTALL)
+TARGET = re.compile(r'<a id="[^"]*"></a>')  # JupyterLab's; the book's headings have targets of their own
 FENCE = re.compile(r"(^```.*?^```|`[^`\n]*`)", re.MULTILINE | re.DOTALL)
 REGION = re.compile(r"// \[region: (\w+)\]")
 MIMES = {"image/png": "png", "image/svg+xml": "svg", "image/jpeg": "jpg"}
@@ -75,7 +76,9 @@ def stage(folder: Path) -> None:
         nbformat.write(page(notebook, stem, folder, known), _made(folder / "notebooks" / f"{stem}.ipynb"))
     for name in ("notebooks/glossary.md", "data/README.md"):
         _write(folder / name, markdown((ROOT / name).read_text(), Path(name).parent, known))
-    _write(folder / "index.md", (SOURCES / "index.md").read_text() + contents(stems))
+    staircase = re.search(r'alt="([^"]*)" src="docs/images/staircase-light', (ROOT / "README.md").read_text())
+    index = (SOURCES / "index.md").read_text().replace("STAIRCASE IN WORDS", html.unescape(staircase[1]))
+    _write(folder / "index.md", index + contents(stems))
 
 
 def _opening(file: Path) -> str:
@@ -137,9 +140,9 @@ def _output(output: nbformat.NotebookNode, name: str, folder: Path) -> nbformat.
     path.write_bytes(raw.encode() if mime.endswith("xml") else base64.b64decode(raw))
     words, about = figure_words(output, mime), output.metadata.get(mime, {})
     width = f' width="{about["width"]}"' if "width" in about else ""
-    shown = (
-        f'<img class="figure" loading="lazy" src="../_static/figures/{path.name}"{width} alt="{html.escape(words)}">'
-    )
+    file = f"../_static/figures/{path.name}"
+    image = f'<img class="figure" loading="lazy" src="{file}"{width} alt="{html.escape(words)}">'
+    shown = f'<a href="{file}">{image}</a>'  # by itself it can be enlarged, which a narrow screen needs
     return nbformat.v4.new_output(output.output_type, {"text/html": shown, "text/plain": words}, **_count(output))
 
 
@@ -151,10 +154,10 @@ def _count(output: nbformat.NotebookNode) -> dict:
 
 
 def markdown(text: str, place: Path, known: set[str]) -> str:
-    """Markdown as the book has it: without comments, <picture> and links to files that are not in the book; what is folded is
-    Markdown, too, and a solution says so. place: the text's folder in the checkout."""
+    """Markdown as the book has it: without comments, <picture>, JupyterLab's targets and links to files that are not in the book; what
+    is folded is Markdown, too, and a solution says so. place: the text's folder in the checkout."""
     parts = FENCE.split(text)  # code, fenced or not, stays as it is
-    parts[::2] = [_links(PICTURE.sub("", COMMENT.sub("", part)), place, known) for part in parts[::2]]
+    parts[::2] = [_links(TARGET.sub("", PICTURE.sub("", COMMENT.sub("", part))), place, known) for part in parts[::2]]
     text = "".join(parts)
     text = re.sub(r"<details>\s*<summary>(Solution)", r'<details class="solution"><summary>\1', text)
     text = re.sub(r"[ \t]*</summary>[ \t]*\n*", "</summary>\n\n", text)

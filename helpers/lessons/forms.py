@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 import textwrap
 from dataclasses import dataclass
 
@@ -101,7 +102,8 @@ class Hints:
         inner = ""
         for n, text in reversed(list(enumerate(self.task.hints, 1))):
             name = f"{self.task.name.capitalize()}: hint {n} of {len(self.task.hints)}"
-            inner = f"<details><summary>{name}</summary><p>{html.escape(text)}</p>{inner}</details>"
+            shown = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
+            inner = f"<details><summary>{name}</summary><p>{shown}</p>{inner}</details>"
         return inner
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:

@@ -21,6 +21,7 @@ ANY_D = (24, 40, 64)  # for rungs that take any head dimension
 SLOW = "22_backward_fp32"  # on an emulator, with D = 128
 # Nq, Nk and window of a call with tiles past the diagonal, tiles before the window, and rows that see no key
 SKIPPED = 400, 240, 40
+ELSEWHERE = ("a ragged tile", "whole tiles", "several arguments at once")  # cases of every instance of a whole rung
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,12 @@ class Draw:
         return list(made[self.rung.op](self))
 
     def others(self) -> list[Case]:
-        """A case at each other head dimension that an attention rung names, as a kernel's bank conflicts differ from one to the other;
-        and SKIPPED, of a rung with windows."""
-        every = [(D, case) for D in self.rung.D if D != self.D for case in replace(self, D=D).cases()]
-        made = [replace(case, name=f"D = {D}") for D, case in every if case.name == "whole tiles"]
+        """ELSEWHERE at each other head dimension that an attention rung names, and in each other dtype, as a launcher may lack one, and
+        bank conflicts differ from one to the other; and SKIPPED, of a rung with windows."""
+        places = [(f"D = {D}", replace(self, D=D)) for D in self.rung.D if D != self.D]
+        places += [(dtype, replace(self, dtype=dtype)) for dtype in self.rung.dtypes if dtype != self.dtype]
+        every = [(where, case) for where, there in places for case in there.cases() if case.name in ELSEWHERE]
+        made = [replace(case, name=f"{where}, {case.name}") for where, case in every]
         if self.rung.op == "attention" and "window" in self.rung.features:
             *lengths, window = SKIPPED
             q, k, v = (x.to(DTYPES[self.dtype]) for x in _Dice(self).qkv(*lengths))

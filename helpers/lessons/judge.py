@@ -240,11 +240,16 @@ def judge(cases: Sequence[Case], runs: Iterable[Run], expected: int, rungs: Cost
 
 def _idle(costs: Costs, rungs: Costs, name: str) -> bool:
     """Whether threads leave alone what the rung's threads read or write: then somebody else has done the work. Once is enough where the
-    rung does it many times. Threads that touch everything have not done it for sure: the host may copy its own result over theirs
+    rung does it many times; and O and LSE, where they are inputs, can be formed again from the others. Threads that touch everything have not done it for sure: the host may copy its own result over theirs
     (`grading/allowed.py`)."""
     mine, own = costs.bytes.get(name, (0, 0)), rungs.bytes[name]
     once = rungs.sizes.get(name, max(own))
-    return name in GIVEN and any(8 * here < min(theirs, once) for here, theirs in zip(mine, own) if theirs == max(own))
+    spared = name in ("O", "LSE") and own[1] == 0
+    return (
+        name in GIVEN
+        and not spared
+        and any(8 * here < min(theirs, once) for here, theirs in zip(mine, own) if theirs == max(own))
+    )
 
 
 def wasted(mine: Costs, rungs: Costs) -> tuple[str, str]:

@@ -16,7 +16,7 @@ def predict(guess: float | str | EllipsisType, answer: float | str, of: str, wit
     ("wavefronts per request"). within: how far from the answer a number may be and count as right, as a share of the answer.
     TypeError if a number was asked for and something else was written, or the other way round.
     """
-    shown = answer if isinstance(answer, str) else f"{answer:,}" if isinstance(answer, int) else f"{answer:.4g}"
+    shown = answer if isinstance(answer, str) else _number(answer)
     if guess is ...:
         print(f"{shown} {of}. You entered no prediction.")
         return
@@ -27,10 +27,16 @@ def predict(guess: float | str | EllipsisType, answer: float | str, of: str, wit
     if isinstance(answer, str):
         verdict = "as you predicted" if guess.strip().lower() == answer.lower() else f"you predicted {guess}"
     elif abs(guess - answer) <= within * abs(answer):
-        verdict = f"as you predicted ({guess:.4g})"
+        verdict = f"as you predicted ({_number(guess)})"
     elif guess > 0 and answer > 0:
         times = max(guess / answer, answer / guess)
-        verdict = f"you predicted {guess:.4g}, {times:.3g} times {'too much' if guess > answer else 'too little'}"
+        off = "too much" if guess > answer else "too little"
+        verdict = f"you predicted {_number(guess)}, {_number(times, 3)} times {off}"
     else:
-        verdict = f"you predicted {guess:.4g}"
+        verdict = f"you predicted {_number(guess)}"
     print(f"{shown} {of}: {verdict}.")
+
+
+def _number(x: float, digits: int = 4) -> str:
+    """From 1000 on to the unit, as counts are written: 135,168. Below in so many digits."""
+    return f"{x:,.0f}" if 999.5 <= abs(x) < 1e15 else f"{x:.{digits}g}"

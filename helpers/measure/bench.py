@@ -115,7 +115,7 @@ def _calls(burst_ms: float, ms: float) -> int:
 
 
 def _ring(inputs: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
-    """The inputs and as many copies as together fill the L2 twice; none if they exceed it alone (at most 64)."""
+    """The inputs and as many copies as alone fill the L2 twice, at most 63; none if the inputs are larger than that."""
     import torch
 
     if not inputs:

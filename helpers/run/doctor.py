@@ -6,6 +6,7 @@ import html
 import importlib.util
 import itertools
 import platform
+import re
 import shutil
 import subprocess
 import sysconfig
@@ -71,7 +72,8 @@ class Machine:
     def _repr_html_(self) -> str:
         def table(rows: list[tuple[str, ...]]) -> str:
             cells = ("".join(f'<td style="text-align:left">{html.escape(c)}</td>' for c in row) for row in rows)
-            return "<table>" + "".join(f"<tr>{c}</tr>" for c in cells) + "</table>"
+            shown = "<table>" + "".join(f"<tr>{c}</tr>" for c in cells) + "</table>"
+            return re.sub(r"`([^`<]+)`", r"<code>\1</code>", shown)
 
         about = [(f.name, f.value + (f" → {f.fix}" if f.fix else "")) for f in self.facts]
         return table(about) + table([("notebook", "runs on", "why"), *self._rows()])

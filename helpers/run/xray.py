@@ -8,13 +8,14 @@ tensor; and it finds races, uninitialised reads and accesses out of bounds. The 
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..emulator.trace import Finding
+from ..emulator.trace import Finding, Trace
 from ..figures.words import SPACES
-from ..ladder.contract import TORCH_NAMES, prepare
+from ..ladder.contract import TORCH_NAMES, Call, prepare
 from ..ladder.rung import Rung, Which
 from ..ladder.rung import rung as find_rung
 from . import xray_words
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 SMALL = 1 * 2 * 256 * 256 * 64  # B H Nq Nk D of an X-ray that is there at once
 LARGE = 32 * SMALL
+FEW = 2  # SMs: with as few, a CTA of a kernel that launches one for each comes to several tiles
 SECONDS = 0.3  # that a small one takes on two cores, more or less
 
 
@@ -38,8 +40,8 @@ def xray(kernel: Which, *inputs: Tensor, **options: Any) -> Xray:
         xray("04", q, k, v)
 
     kernel: what `load` takes; a Kernel that is loaded for the GPU is compiled for the emulator.
-    inputs, options: those of the kernel, their tensors on any device: q, k, v, or s for a softmax. Small ones do: B = 1, H = 2, N = 256 shows
-    every line at work. Raises ValueError as a call of the kernel does. A kernel that the emulator stops gives an Xray too,
+    inputs, options: those of the kernel, their tensors on any device: q, k, v, or s for a softmax. Small ones do: B = 1, H = 2, N = 256. What is
+    found is of this call: another head dimension, mask or sign of `scale` may take other lines. Raises ValueError as a call of the kernel does. A kernel that the emulator stops gives an Xray too,
     with the reason as its first finding.
     """
     rung = find_rung(kernel)
@@ -50,7 +52,22 @@ def xray(kernel: Which, *inputs: Tensor, **options: Any) -> Xray:
     call = prepare(rung, "cpu", inputs, **{name: on_the_cpu(value, copies) for name, value in options.items()})
     if (warning := _too_large(rung, call.args)) is not None:
         warnings.warn(warning, stacklevel=2)
-    return Xray(rung, _workload(rung, call.args), traced.launcher.trace(call), _spilled(launcher))
+    return Xray(rung, _workload(rung, call.args), _traced(traced, call), _spilled(launcher))
+
+
+def _traced(kernel: Kernel, call: Call) -> Trace:
+    """The trace of a call. If nothing is wrong, a kernel that launches a CTA for each SM runs again with a `FEW`, for findings alone."""
+    launcher = kernel.launcher
+    trace = launcher.trace(call)
+    if trace.findings or call.far or not launcher.asks_for_sms:
+        return trace
+    sms, launcher.sms = launcher.sms, FEW
+    try:
+        again = launcher.trace(call)
+    finally:
+        launcher.sms = sms
+    found = (replace(f, text=f"{f.text} (on {FEW} SMs, where a CTA takes more tiles)") for f in again.findings)
+    return replace(trace, findings=tuple(found), seconds=trace.seconds + again.seconds)
 
 
 def on_the_cpu(value: Any, copies: dict[int, Tensor]) -> Any:
@@ -84,7 +101,7 @@ def _too_large(rung: Rung, args: Any) -> str | None:
     takes = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} minutes"
     return (
         f"an X-ray follows every load and store: {_workload(rung, args)} is some {times:,.0f} times the work of {small}, "
-        f"which shows every line at work too. It may take on the order of {takes}; Ctrl-C stops it"
+        f"which shows the main loop at work too. It may take on the order of {takes}; Ctrl-C stops it"
     )
 
 

@@ -54,7 +54,8 @@ def summary(counts: Counts) -> str:
         total = counts.total(space=space)
         if total.requests:
             over = f"{total.excess:,} {needless} ({share(total.excess / total.cost)})" if total.excess else none
-            lines.append(f"  {space}  {total.cost:,} {UNIT[space]} for {total.requests:,} requests: {over}")
+            requests = f"{total.requests:,} request{'s' * (total.requests > 1)}"
+            lines.append(f"  {space}  {total.cost:,} {UNIT[space]} for {requests}: {over}")
     if moved := [_moved(counts, *item) for item in counts.trace.tensors.items() if any(item[1][:2])]:
         lines.append("  bytes   " + "  ".join(moved) + ("" if counts.stopped else "   (× the least possible)"))
     if counts.trace.instructions:

@@ -312,7 +312,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
     // [end: skip]
 
     // [region: tile_loop]
-    bool accumulate = false; // is tile j0 not the first
+    bool accumulate = false; // tile j0 isn't the first
     while (true) {
       // [region: scores]
       // No product is under way: of the first tile, and of one that not all rows see whole
@@ -425,7 +425,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
 // [region: launcher]
 template <int d, typename T> cudaError_t launch(const fa_model_args &a, cudaStream_t stream) {
   // Without a mask head by head, so that CTAs side by side want the same keys at the same time. Under a causal mask at most
-  // as many heads at a time as have their keys in 32 MB of the L2, the longest tiles of all of them first. Of short sequences
+  // as many heads at a time as have their keys in 32 MiB of the L2, the longest tiles of all of them first. Of short sequences
   // only as many as of 2048 keys: there Q and O, which pass through the L2 as well, are as large as K and V.
   // Groups are evened out where one size allows it: the longest tiles of a small last group would begin late.
   const int64_t bytes = int64_t(4) * max(a.Nk, 2048) * d, at_most = max(int64_t(1), (int64_t(32) << 20) / bytes);

@@ -163,7 +163,7 @@ plot.roofline(points, record.load("device", "ceilings", device="nvidia-h200"), [
 # %% [markdown]
 # ## How to read a rung
 #
-# Each kernel file is a **[rung](glossary.md#rung)** of a ladder: a whole kernel that reads from top to bottom by itself and adds one idea to an earlier rung. A file opens with a **header block**, the manual of the kernel. Read it first: what goes in and out, which sizes it takes, which threads do what, and one honest sentence on speed.
+# Each kernel file is a **[rung](glossary.md#rung)** of a ladder: a whole kernel that reads from top to bottom by itself and adds one idea to an earlier rung. A file opens with a **header block**, the manual of the kernel. Read it first: what goes in and out, which sizes it takes, which threads do what, how many CTAs fit on an SM of a Hopper GPU, and one honest sentence on speed.
 
 # %%
 print(rung("01_naive").source.split("#include")[0])

@@ -448,7 +448,7 @@ predict(busy, 100 * fill["share of SMs with work"].iloc[-1], "percent of the SMs
 draw.machine_fill(fill, f"03_fa1_fp32 on {samples.device.iloc[0]}, D = {D}")
 
 # %% [markdown]
-# **What to see.** The dashed line is the share of SMs that have a CTA; the markers are the recorded throughput, scaled to its own maximum. On the H200 that is at $N = 2048$, with two CTAs on nearly every SM; more do not fit, since 256 threads with 122 registers each take almost half of an SM's 65,536. From $N = 4096$ on an SM has one CTA or none, and the markers run below the dashed line: a single CTA of eight waiting warps does not fill an SM either.
+# **What to see.** The dashed line is the share of SMs that have a CTA; the markers are the recorded throughput, scaled to its own maximum. On the H200 that is at $N = 2048$, with two CTAs on nearly every SM; more do not fit, since 256 threads with 122 registers each, allocated as 128, take half of an SM's 65,536. From $N = 4096$ on an SM has one CTA or none, and the markers run below the dashed line: a single CTA of eight waiting warps does not fill an SM either.
 #
 # **$O$, $m$ and $l$ travel for every tile of keys**, and $Q$ is read again each time. With $B_c = 32$ nearly all requested bytes are of these.
 #

@@ -360,7 +360,7 @@ predict(per_matrix, wavefronts([row * 2 * 64 for row in range(8)]), "wavefronts 
 q, k, v = (torch.randn(1, 2, 256, 64, device=device).half() for _ in range(3))
 rays = xray(kernel, q, k, v)
 reads = rays.total(space="shared", op="ldmatrix")
-predict(in_all, reads.cost, f"wavefronts of ldmatrix; without conflicts {reads.ideal}")
+predict(in_all, reads.cost, f"wavefronts of ldmatrix; without conflicts {reads.ideal:,}")
 rays
 
 # %% [markdown]

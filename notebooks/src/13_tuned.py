@@ -268,7 +268,7 @@ budget.drop(columns="took").round(0).astype(int).assign(**{"instructions per HMM
 units.draw(budget.loc[["12_double_buffered", "13_2_rows", "13_tuned"]], title)
 
 # %% [markdown]
-# **What to see.** One step, the rows, moved the longest bar from shared memory to the tensor cores. All together cut the issue slots from 320 clocks to 170. Even so 13 takes 1.4<!--= 4 * 32 * 64 * 128 * 132 * 1.98e-3 / tflops("13", 128, kind="stages") / 428:.1f --> times as long as its longest unit. (Counted at 1.98 GHz; at full load the clock is lower, notebook 32.) A warp does its products and its softmax one after the other, and each of the SM's four schedulers has only two warps to choose from: often neither is ready.
+# **What to see.** One step, the rows, moved the longest bar from shared memory to the tensor cores. All together cut the issue slots from 320 clocks to 170. Even so 13 takes 1.5<!--= 4 * 32 * 64 * 128 * 132 * 1.98e-3 / tflops("13", 128, kind="stages") / 427.5:.1f --> times as long as its longest unit. (Counted at 1.98 GHz; at full load the clock is lower, notebook 32.) A warp does its products and its softmax one after the other, and each of the SM's four schedulers has only two warps to choose from: often neither is ready.
 #
 # What do they wait for? At every clock a warp issues an instruction or has a reason why not, and Nsight Compute counts [the reasons](https://docs.nvidia.com/nsight-compute/ProfilingGuide/index.html). Divided by the number of instructions, they add up to the time between two instructions of a warp. In rung 10 it is 81<!--= 100 * stalled("10", 128, "short_scoreboard", "mio_throttle"):.0f --> % waits for shared memory or MUFU (short scoreboard, MIO throttle). If the budget is right, how much is it in 13?
 

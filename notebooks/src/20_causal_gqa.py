@@ -161,8 +161,8 @@ rows = {}
 for N in (512, 1024, 2048, 4096, 8192, 16384):
     kind, pairs = kinds(N, N), N * (N + 1) / 2
     rows[N] = {
-        "of all tiles read": (kind > 0).mean(),
-        "of all scores multiplied": (kind >= 2).mean(),
+        "of all tiles, read": (kind > 0).mean(),
+        "of all scores, multiplied": (kind >= 2).mean(),
         "of those, seen": pairs / ((kind >= 2).sum() * 32 * 64),
     }
 pd.DataFrame(rows).T.rename_axis("N").map("{:.1%}".format)
@@ -481,7 +481,7 @@ plot.recorded("20_causal_gqa", "causal", leads)
 
 
 # %% [markdown]
-# From $N = 1024$ on the measured gain doesn't pass the predicted one, to the digits of the table: about half of it or less at $d = 64$, 54 to 69 % at $d = 128$. (FLASH's tiles differ otherwise, too: at $N = 512$ the gain passes the bound.)
+# From $N = 1024$ on the measured gain doesn't pass the predicted one, to the digits of the table: about half of it or less at $d = 64$, half to three quarters at $d = 128$. (FLASH's tiles differ otherwise, too: at $N = 512$ the gain passes the bound.)
 #
 # 64 query heads on 8 heads of $K$ and $V$, and 64 on 64: the same FLOPs, an eighth of the keys. `ratio` is the speed with few heads over that with many, from the same rounds; the lowest and the highest of both formats:
 # %%

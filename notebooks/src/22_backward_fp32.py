@@ -324,7 +324,7 @@ draw_backward.dataflow(ways, ends, "One step of 22_backward_fp32")
 # %% [markdown]
 # **What to see.** $P$ is formed in registers, in the arrangement that suits $S$. $dV$ needs it transposed and in other threads, so it goes through shared memory; so does $dS$, for $dK$ and for $dQ$. They share one place: $dS$ overwrites $P$.
 #
-# The five are [register-tiled](glossary.md#register-tiling) as in notebook 04, 64 elements of the result per thread, or half as many. They differ in what the summation runs over:
+# The five are [register-tiled](glossary.md#register-tiling) as in notebook 04, 64 elements of the result per thread, or half or a quarter as many. They differ in what the summation runs over:
 #
 # | product | sums over | operands, row-major |
 # |---|---|---|
@@ -339,7 +339,7 @@ draw_backward.dataflow(ways, ends, "One step of 22_backward_fp32")
 show.region("22_backward_fp32", "tile")
 
 # %% [markdown]
-# A CTA of 128 threads (256 at $d = 128$) holds a tile of $dK$ and of $dV$: 64 elements of each per thread, 128 registers. That leaves room for one more 8 × 8 tile, which $S$, $dP$ and $dQ$ use one after the other. A CTA draws its ticket (a small CUDA kernel before this one computed delta and set $dQ$, turns and ticket to 0):
+# A CTA of 128 threads (256 at $d = 128$) holds a tile of $dK$ and of $dV$: 64 elements of each per thread (half as many at $d = 32$), 128 registers. That leaves room for one more 8 × 8 tile, which $S$, $dP$ and $dQ$ use one after the other. A CTA draws its ticket (a small CUDA kernel before this one computed delta and set $dQ$, turns and ticket to 0):
 # %%
 show.region("22_backward_fp32", "work")
 

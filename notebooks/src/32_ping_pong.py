@@ -33,6 +33,7 @@ if not importlib.util.find_spec("helpers"):
 
 # %%
 import dataclasses
+import math
 
 import pandas as pd
 import torch
@@ -81,11 +82,12 @@ print(f"{serial[128]:.2f} at d = 128")
 rows = {}
 for d, consumers, Bc in ((64, 3, 128), (64, 3, 192), (64, 4, 128), (128, 2, 128), (128, 2, 192), (128, 3, 128)):
     tile = draw_backward.constants(kernel.rung.source, d, consumers=consumers, Bc=Bc)
-    left = 65536 - 128 * tile["producer_registers"]
-    rows[d, 64 * consumers, Bc] = {"shared memory, KB": tile["smem_bytes"] / 1024, "of": 227}
+    threads = 128 * (1 + consumers)  # a CTA is launched with as many registers for each, in steps of 8
+    left = threads * (65536 // threads // 8 * 8) - 128 * tile["producer_registers"]
+    rows[d, 64 * consumers, Bc] = {"shared memory, KB": math.ceil(tile["smem_bytes"] / 1024), "of": 227}
     most = min(left // (128 * consumers) // 8 * 8, 255)  # setmaxnreg takes multiples of 8
     rows[d, 64 * consumers, Bc] |= {"registers for S, P, O": 3 * Bc // 4 + d // 2, "of a thread's": most}
-pd.DataFrame(rows).T.rename_axis(["d", "rows", "keys"]).round(0).astype(int)
+pd.DataFrame(rows).T.rename_axis(["d", "rows", "keys"])
 
 # %% [markdown]
 # At $d = 128$ a third consumer or longer tiles don't fit in shared memory: $Q$ has two places, $K$ three stages, $V$ two. At $d = 64$ longer tiles or a fourth consumer would need more registers than there are.
@@ -133,7 +135,7 @@ show.region("32_ping_pong", "turns")
 #
 # Why is $P_{j+1}$ rounded only at the end? Rounded $P_j$ is an operand of the product that is under way, and it comes from registers, which may not be written before the product is complete.
 #
-# At $d = 64$, where $O$ takes half as long, the kernel waits for *both* products unless it tracks the maximum: $P$ is then rounded among the exponentials, and long sequences are up to 8 % faster ([39 · Log](39_log.ipynb)).
+# Unless it tracks the maximum, the kernel at $d = 64$, where $O$ takes half as long, waits for *both* products: $P$ is rounded among the exponentials, and long sequences are up to 8 % faster ([39 · Log](39_log.ipynb)).
 #
 # What does the model say of either idea alone, and of both? The share of the time in which the tensor cores have work, over 64 tiles:
 
@@ -451,7 +453,7 @@ plot.staircase(speeds[(speeds["dtype"] != "fp32") & (speeds["D"] == 128)])
 # ## What still hurts
 #
 # 1. **Ends.** A query tile begins with a tile of keys done alone and ends with a product without exponentials under it.
-# 2. **Exponentials at $d = 64$.** There are as many clocks of them as of products, so both units would have to be busy always, and each is 0.67<!--= 1536 / clocks("32", 64):.2f --> of the time. Exercise 32.3 looks ahead.
+# 2. **Exponentials at $d = 64$.** There are as many clocks of them as of products, so both units would have to be busy always, and each is 0.65<!--= 1536 / clocks("32", 64) * 4096 / (22 * 192):.2f --> of the time. Exercise 32.3 looks ahead.
 # 3. **Power.** At its limit of 700 W the card lowers its clock. A call's time is then its energy divided by 700 W, however few clocks it needs. Beside cuBLAS, at $d = 128$ without a mask, NVML (the driver's monitoring library; mostly a tenth above counted clocks) reported as little as 1590<!--= record.load("32_ping_pong", "matmul").query("causal == 0").sm_mhz.min():.0f --> of 1980 MHz, and the rung reached 0.96<!--= record.ratio_to_cublas(record.load("32_ping_pong", "matmul").query("causal == 0"), "32_ping_pong").ratio.min():.2f --> to 0.99<!--= record.ratio_to_cublas(record.load("32_ping_pong", "matmul").query("causal == 0"), "32_ping_pong").ratio.max():.2f --> of its TFLOP/s.
 #
 # Does power hold the rung back? On **zeros** the kernel executes the same instructions, but hardly a wire changes from one value to the next, and that is what takes power ([He, 2024](https://www.thonking.ai/p/strangely-matrix-multiplications)). If so, zeros are faster, at a higher clock, and take as many clocks. Bursts of a second, the clock counted on the SMs themselves:

@@ -119,6 +119,15 @@ def test_every_line_is_named_beside_it(name):
         assert any(label in t for t in text), label
 
 
+def test_the_words_of_memory_have_units_and_say_what_runs_out():
+    figure = FIGURES["memory"]()
+    assert figure.in_words.endswith(
+        "peak memory of one call, N from 1024 to 16384, both axes logarithmic: 04_fa2_fp32 from 300 KiB to 4.69 MiB, "
+        "SDPA MATH from 12 MiB to 192 MiB at N = 4096, out of memory above."
+    )
+    assert words(figure).count("out of memory above") == 1
+
+
 def test_the_points_are_the_medians():
     figure = plot.throughput(forward(tflops=30.0))
     for ax, D in zip(figure.axes, (64, 128), strict=True):
@@ -224,7 +233,10 @@ def test_softmax_is_shown_by_its_bytes():
     rows = rows[rows["D"] == 64].assign(op="softmax", B=1, H=1, Nq=lambda f: 2**26 // f["Nk"], D=1)
     figure = plot.throughput(pd.concat([rows, rows[rows["Nk"] == 512].assign(Nk=1023)]))
     assert "TB/s" in figure.axes[0].get_ylabel()
-    assert "row softmax" in figure.get_suptitle()
+    assert "row softmax" in figure.get_suptitle() and ", 64M elements ·" in figure.get_suptitle()
+    assert figure.axes[0].get_xlabel() == "row length N"
+    both = plot.throughput(pd.concat([forward(), rows]))  # attention where both are there
+    assert [ax.get_xlabel() for ax in both.axes] == ["sequence length N"] * 2
     assert all(list(x) == [512, 2048, 16384] for x, _ in lines(figure.axes[0]).values())  # not 1023
 
 
@@ -292,7 +304,8 @@ def test_the_staircase_says_what_is_stale_and_what_is_missing():
 
 def test_the_lines_of_errors_are_the_rung_s_and_pytorch_s():
     figure = plot.error(ERROR)
-    assert [y.tolist() for _, y in lines(figure.axes[0]).values()] == [[3e-7] * 2, [2e-7] * 2]
+    drawn = {look: y.tolist() for look, (_, y) in lines(figure.axes[0]).items()}
+    assert drawn == {style.RUNGS[0][:2]: [3e-7] * 2, style.PEERS["SDPA MATH"][:2]: [2e-7] * 2}
     assert figure.get_suptitle() == "Error of 04_fa2_fp32, D = 64 · NVIDIA H200"
 
 

@@ -99,6 +99,10 @@ def test_a_line_is_described_with_its_ends_and_many_with_how_many_are_left_out()
     figure, (ax,) = style.canvas(4, 3)
     ax.plot([1, 2, 3], [6.0, 9.0, 3.0], label="ours")
     assert described(figure) == "ours 6 to 3."
+    ax.lines[0].set_ydata([65536.0, 999.7, 0.0125])
+    assert described(figure) == "ours 65,536 to 0.0125."
+    ax.lines[0].set_ydata([999.7, 6.0, 3.0])
+    assert described(figure) == "ours 1,000 to 3."
     for n in range(MOST + 2):
         ax.plot([1, 2], [n, n + 1], label=f"line {chr(65 + n)}")
     assert described(figure).endswith("; and 3 more.")

@@ -68,8 +68,13 @@ def access(op, space, addresses, width, cost, ideal, requests=1, bytes_=128):
             access("load", "global", [30], 4, 2, 1),
             "1 request, 2 sectors where 1 would do; the worst takes 2 instead of 1: 1 lane asks for 4 bytes in 1 line of 128",
         ),
+        (access("load", "global", [0, 128], 4, 3, 2), "3 instead of 2: 2 lanes ask for 8 bytes in 2 lines of 128"),
         (access("atomic", "shared", [0] * 32, 4, 32, 1), "32 instead of 1: lanes 0–31 take turns at bank 0"),
-        (access("atomic", "shared", [0, 128], 4, 2, 1), "2 instead of 1: lanes 0, 1 take turns at bank 0"),
+        (
+            access("atomic", "shared", [0, 128], 4, 2, 1),
+            "atomic of 4 bytes per lane on s: 1 request, 2 wavefronts where 1 would do; "
+            "the worst takes 2 instead of 1: lanes 0, 1 take turns at bank 0",
+        ),
         (
             access("cp.async", "shared", [4 * i for i in range(32)], 4, 4, 1),
             "4 instead of 1: lanes take turns whose sources lie in the same banks",

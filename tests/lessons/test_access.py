@@ -6,7 +6,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from helpers.figures import player
+from helpers.figures import page, player, style
 from helpers.ladder import show
 from helpers.ladder.paths import NOTEBOOKS, ROOT
 
@@ -47,10 +47,12 @@ def test_every_control_of_the_tile_player_has_a_name_and_shows_its_focus():
 def test_colours_of_listings_reach_contrast_aa_on_both_pages_of_the_book():
     css = (ROOT / "docs" / "book" / "book.css").read_text()
     shown = {*show.COLOURS.values(), re.search("#[0-9a-f]{6}", show.ASIDE)[0]}
-    for theme, grounds in GROUNDS.items():
+    for number, (theme, grounds) in enumerate(GROUNDS.items()):
         rule = rf'html\[data-theme="{theme}"\] \.cell_output \[style\*="color:(#\w+)"\] {{ color: #(\w+) !important; }}'
         instead = dict(re.findall(rule, css))
         assert set(instead) == shown
+        assert instead == {old: new[number].lstrip("#") for old, new in style.LISTINGS.items()}, "an X-ray's own page"
+        assert all(f'[style*="color:{old}"] {{ color: #{new} ' in page.STYLE for old, new in instead.items())
         assert not [(c, g) for c in instead.values() for g in grounds if contrast(c, g) < AA]
 
 

@@ -27,6 +27,7 @@ PNG = base64.b64encode(b"\x89PNG").decode()
         ("[a](https://arxiv.org/abs/1805.02867#x)", "[a](https://arxiv.org/abs/1805.02867#x)"),
         ("[a](#What-was-tried)", "[a](#what-was-tried)"),
         ("`[a](#B)` and 1.24<!--= ratio('13') -->.", "`[a](#B)` and 1.24."),
+        ('<a id="b"></a>\n\n### B', "\n\n### B"),  # or the anchor were there twice
         ("```\n[a](#B)<!-- c -->\n```", "```\n[a](#B)<!-- c -->\n```"),
     ],
 )
@@ -53,6 +54,7 @@ def test_a_figure_is_a_file_with_its_words_and_an_answer_is_folded(tmp_path):
     assert 'alt="a &quot;right&quot; kernel"' in first and 'alt=""' in second
     name = re.search(r'src="\.\./(_static/figures/[^"]+)"', first)[1]
     assert (tmp_path / name).read_bytes() == b"\x89PNG"
+    assert first.startswith(f'<a href="../{name}"><img '), "by itself it can be enlarged"
 
 
 def test_every_line_and_region_of_a_kernel_has_an_anchor():
@@ -77,6 +79,9 @@ def test_the_pages_hold_the_whole_series(tmp_path):
         assert (tmp_path / path.relative_to(ROOT).with_suffix(".md")).exists()
     listed = re.findall(r":caption: (.+)", index)
     assert listed == [*book.CHAPTERS.values(), "To look up"]
+    words = re.findall(r'<a class="only-\w+" href="_images/[\w-]+\.svg">!\[([^]]+)\]', index)
+    assert len(words) == 2 and all("04_fa2_fp32 0." in alt for alt in words), "the staircase, with its values"
+    index = index[index.index("{toctree}") :]
     assert index.index("04_fa2_fp32") < index.index(book.CHAPTERS[1]) < index.index("10_fa2_mma_fp16")
 
 

@@ -54,6 +54,7 @@ def test_an_arrow_of_the_dataflow_says_where_it_goes():
     looks = [(a.get_edgecolor()[:3], a.get_linestyle()) for a in arrows(figure.axes[0])]
     assert looks.count((pytest.approx(_rgb(ORANGE)), "--")) == 1 and looks.count((pytest.approx(_rgb(BLUE)), "-")) == 5
     assert words(figure.axes[0]).count("here") == 2
+    assert {"2   dV$_j$ += Pᵀ dO$_i$", "4   dK$_j$ += dSᵀ Q$_i$", "5   dQ$_i$ += dS K$_j$"} <= {*words(figure.axes[0])}
     with pytest.raises(ValueError, match="ways has to name one of registers"):
         draw_backward.dataflow(ways | {("S", "P"): "the post"}, {}, "title")
     with pytest.raises(ValueError, match="ways has to name"):

@@ -64,6 +64,7 @@ def test_a_thread_computes_the_element_of_its_place_in_the_grid():
 def test_lines_are_what_their_numbers_say():
     small, large = draw.wedge(d=64).axes[1].lines
     assert small.get_ydata()[1] == large.get_ydata()[1] == 16 * 128 * 64  # they cross at N = 2 d
+    assert "cross Q, K, V, O, 16 N d, at N = 128 " in draw.wedge(d=64).in_words
     apart = BYTES.assign(predicted=[3.0, 6.0])
     lines = draw.bytes_against(apart, "N", "by", "title").axes[0].lines
     assert [line.get_ydata().tolist() for line in lines] == [[3, 6], [1, 2]]  # as predicted, then as counted
@@ -85,9 +86,21 @@ def test_every_way_to_merge_scores_ends_with_their_maximum_and_sum():
     assert "old × 0.33" in rescaled  # exp(1 - 2.1)
 
 
-def test_fa1_walks_down_the_queries_and_fa2_along_the_keys():
-    titles = [draw.tile_walk(order).axes[1].get_title() for order in ("fa1", "fa2")]
-    assert titles == ["step 2: i = 2, j = 1", "step 2: i = 1, j = 2"]
+def test_a_lane_of_a_butterfly_reads_the_lane_that_its_step_says():
+    (ax,) = draw.butterfly([1.0, 3.0, 0.0, 2.0]).axes
+    assert [said for said in words(ax.figure) if said.startswith("xor")] == ["xor 2", "xor 1"]
+    reads = [line.get_xdata() for line in ax.lines if line.get_linestyle() == "--"]
+    assert [abs(other - lane) for other, lane in reads] == [2] * 4 + [1] * 4
+
+
+@pytest.mark.parametrize(("order", "title", "moved"), [
+    ("fa1", "step 2: i = 2, j = 1", ["$Q_2$ $O_2$ $m_2$ $l_2$", "$K_1$ $V_1$", "$O_2$ $m_2$ $l_2$"]),
+    ("fa2", "step 2: i = 1, j = 2", ["$K_2$ $V_2$", "$Q_1$ $O_1$ $m_1$ $l_1$", "–"]),
+])  # fmt: skip
+def test_fa1_walks_down_the_queries_and_fa2_along_the_keys(order, title, moved):
+    ax = draw.tile_walk(order).axes[1]
+    said = [t.get_text() for t in ax.texts[-6:]]
+    assert ax.get_title() == title and said[::2] == ["reads", "keeps", "writes"] and said[1::2] == moved
 
 
 def test_blocks_are_rescaled_as_a_softmax_over_all_keys_says():
@@ -99,6 +112,7 @@ def test_blocks_are_rescaled_as_a_softmax_over_all_keys_says():
         bar.get_y() + bar.get_height() for bar in steps[-1].patches[3:6]
     ]  # kept, then this block's part: o_1, o_2, l
     assert tops == pytest.approx([*(p @ v), p.sum()])
+    assert steps[1].get_title(loc="left") == "block 2: $m$ = 2.4, old × 0.25"  # exp(1 - 2.4)
     dashed = [len(ax.patches) - 6 for ax in steps]
     assert dashed == [0, 3, 0]  # the maximum rises in the second block alone
 

@@ -17,11 +17,12 @@ def test_the_roofline_bounds_by_the_copy_or_by_the_product():
 
 def test_pieces_lie_where_the_schedule_has_them():
     run = schedule.run([10] * 3, places=2).assign(split=[0, 1, 2])
-    figure = draw_decode.pieces({"3 splits": run}, 2, per_sm=2)
+    figure = draw_decode.pieces({"3 splits": run}, 2, per_sm=1)
     (ax,) = figure.axes
     assert [(p.get_x(), p.get_y()) for p in ax.patches] == [(0, 0), (0, 1), (10, 0)]
     assert ax.get_title(loc="left") == "3 splits: 75% of the places at work"
-    assert len({p.get_facecolor() for p in ax.patches}) == 3
+    faces = [p.get_facecolor() for p in ax.patches]
+    assert len(set(faces)) == 3 and [h.get_facecolor() for h in figure.legends[0].legend_handles[:3]] == faces
     named = [t.get_text() for t in figure.legends[0].get_texts()]
     assert named == ["piece 0", "piece 1", "piece 2", "all are done"]
 

@@ -62,7 +62,9 @@ def test_packed_rows_and_wasted_ones():
     figure = draw_masks.packed([3, 5, 1])
     assert titles(figure) == ["padded: 3 × 5 = 15 rows, hatched wasted", "packed: 9 rows"]
     wasted = [p.get_width() for p in figure.axes[0].patches if p.get_hatch()]
-    assert wasted == [2, 0, 4] and figure.axes[1].get_xticks().tolist() == [0, 3, 8, 9]
+    packed = figure.axes[1]
+    assert wasted == [2, 0, 4] and packed.get_xticks().tolist() == [0, 3, 8, 9]
+    assert [t.get_text() for t in packed.get_xticklabels()] == ["0", "3", "8", "9"]
 
 
 def test_occupancy_names_each_order_s_end():

@@ -50,6 +50,7 @@ def test_lanes_of_a_timeline():
     events = pd.DataFrame([("warp 0", "wait", 0, 3), ("warp 0", "mma", 3, 9)], columns=["lane", "kind", "begin", "end"])
     figure = draw_mma.timeline(events, "title", "clocks", "what to see")
     assert [p.get_width() for p in figure.axes[0].patches] == [3, 6] and figure.in_words == "what to see"
+    assert figure.axes[0].yaxis_inverted()  # the first lane is on top
     assert len(draw_mma.timeline(events, "title", "", "").axes[0].get_xticks()) == 0
     assert draw_mma.timeline(events, "", "clocks", "", until=20).axes[0].get_xlim()[1] == pytest.approx(20.2)
 
@@ -80,7 +81,7 @@ def test_what_ldmatrix_hands_out_is_the_fragment_of_the_product(operand, lane):
         assert places == wanted
 
 
-def test_operands_and_the_split_over_warps_name_their_lanes_and_axes():
+def test_operands_name_their_lanes_and_axes():
     figure = draw_mma.operands(lane=5)
     assert [ax.get_title(loc="left")[0] for ax in figure.axes] == ["Q", "K", "V"]
     assert all({ax.get_ylabel(), ax.get_xlabel()} <= {"query", "key", "column (d)"} for ax in figure.axes)
@@ -89,8 +90,13 @@ def test_operands_and_the_split_over_warps_name_their_lanes_and_axes():
     assert [said for said in words(figure) if "register" in said] == 3 * matrices
     row, chunk = draw_mma.OPERANDS["K"][2](8)
     assert (row, chunk) == (0, 1) and "of K 8-15 name the upper right and 16-23 the lower left" in figure.in_words
+
+
+def test_keys_are_split_into_columns_of_S_and_queries_into_rows():
     split = draw_mma.split_over_warps()
     assert [[t.get_text() for t in ax.texts].count("warp 0") for ax in split.axes] == [1, 2]  # of S; of S and of O
+    of_s = [[patch.get_bbox().bounds for patch in ax.patches if patch.get_x() < 4] for ax in split.axes]
+    assert of_s == [[(w, 0, 1, 4) for w in range(4)], [(0, w, 4, 1) for w in range(4)]]
     assert split.png().startswith(PNG)
 
 

@@ -65,6 +65,13 @@ def test_a_loop_is_cut_at_its_waits_and_counted():
     assert figure.png().startswith(PNG)
 
 
+def test_a_solid_line_is_a_wait_for_all_products():
+    (legend,) = draw_pingpong.loop({"a kernel": LINES}).legends
+    told = [text.get_text() for text in legend.get_texts()[-2:]]
+    assert [line.get_linestyle() for line in legend.get_lines()] == ["--", "-"]
+    assert told == ["waits until n of its groups of products are left", "waits for all of them"]
+
+
 def test_every_state_has_a_box_and_every_way_an_arrow():
     figure = draw_pingpong.states()
     texts = [text.get_text() for text in figure.axes[0].texts]

@@ -40,7 +40,9 @@ def test_a_timeline_tells_when_it_is_done():
     recorded = pd.DataFrame(
         {"rank": [0, 1, 1], "what": ["attention", "transfer", "merge"], "begin": [0.0, 1, 2], "end": [2.0, 2, 3]}
     )
-    assert "3 ms" in draw_ring.timelines({"recorded": recorded}, unit=1).in_words
+    figure = draw_ring.timelines({"recorded": recorded}, unit=1)
+    assert "recorded: 3 ms, GPUs at work 50%" in figure.in_words  # 3 of the two ranks' 6 ms
+    assert figure.axes[0].get_title(loc="left") == "recorded: done after 3 ms, GPUs at work 50% of it"
     comes = pd.DataFrame({"rank": 0, "what": ["attention", "grads"], "begin": [0.0, 0.0], "end": [1.0, 2.0]})
     assert "run: 2 ms, GPUs at work 50%" in draw_ring.timelines({"run": comes}, unit=1).in_words  # grads on the link
 
@@ -51,9 +53,11 @@ def test_a_record_is_drawn_as_points_and_beside_its_peers():
     points = draw_ring.measured(frame, ranks=2, D=128, causal=1, passes="forward")
     assert points == {"zigzag": [(65536, pytest.approx(1.9))]}
     assert "50_ring 1.90" in draw_ring.beside_peers(frame, ranks=2).in_words
-    once = (frame["name"] == "all-gather") & (frame["round"] == 0)
-    slow = draw_ring.beside_peers(frame.assign(ms=frame["ms"].where(~once, 100 * frame["ms"])), ranks=2).in_words
-    assert "all-gather (1 slow round left out) 1.50" in slow
+    twice = pd.concat([frame, frame.assign(round=frame["round"] + 3)])
+    for rounds, left_out in ((frame, "1 slow round"), (twice, "2 slow rounds")):
+        slow = (rounds["name"] == "all-gather") & (rounds["round"] % 3 == 0)
+        told = draw_ring.beside_peers(rounds.assign(ms=rounds["ms"].where(~slow, 100 * rounds["ms"])), ranks=2).in_words
+        assert f"all-gather ({left_out} left out) 1.50" in told
     model = pd.DataFrame({"zigzag": [1.0, 1.9]}, [1024, 65536])
     assert "zigzag 1.00 at N = 1k, 1.90 at 64k" in draw_ring.speedups(model, 2, "two", points).in_words
 

@@ -91,6 +91,19 @@ def test_the_stored_heads_go_from_the_most_to_the_least_peaked(tmp_path):
     assert families.real(tmp_path / "nothing") == {}
 
 
+def test_a_head_is_measured_with_the_k_of_its_own_group():
+    torch.manual_seed(0)
+    q, k = torch.randn(1, 4, 40, 64), torch.randn(1, 2, 40, 64)
+    found = heads.table([(q, k, k)], causal=False).drop_duplicates("head")["keys"]
+    own = [peakedness(q[:, h : h + 1], k[:, g : g + 1], bounds=heads.BOUNDS).keys for h, g in enumerate((0, 0, 1, 1))]
+    assert found.tolist() == pytest.approx(own)
+
+
+def test_the_chosen_heads_reach_from_the_most_peaked_to_the_least():
+    found = pd.DataFrame({"layer": [n % 3 for n in range(12)], "head": range(12), "keys": range(12, 0, -1)})
+    assert [head for _, head in heads.chosen(found, 4)] == [11, 7, 4, 0]
+
+
 def test_albert_is_a_transformer_whose_layers_share_their_weights():
     """Against PyTorch's encoder layer with the same weights."""
     torch.manual_seed(0)

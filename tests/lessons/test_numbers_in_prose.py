@@ -6,8 +6,11 @@ from helpers import languages_timed, record
 from helpers.lessons.numbers import (
     at_once,
     clocks,
+    copied,
     family,
     language,
+    one_gpu,
+    over_one_gpu,
     power,
     ratio,
     renewed,
@@ -56,6 +59,27 @@ def test_a_ratio_and_a_speed_are_the_records():
     assert ratio("13", "FLASH", 64, 4096) == pytest.approx(
         medians["ms"][record.FLASH] / medians["ms"]["13_tuned"], rel=0.02
     )
+
+
+def test_a_peer_is_named_in_short():
+    samples = record.load("04_fa2_fp32", device=record.SHOWN).query("D == 64")
+    medians = record.medians(record.headline(samples)).query("Nk == 4096").set_index("name")["tflops"]
+    peers = {"EFFICIENT": "SDPA EFFICIENT", "MATH": "SDPA MATH"}
+    assert {of: tflops("04", 64, dtype="fp32", of=of) for of in peers} == {of: medians[peers[of]] for of in peers}
+    assert power("32", "ms", 128, of="CUDNN") == power("32", "ms", 128, of="SDPA CUDNN")
+
+
+def test_what_several_gpus_did_is_the_records():
+    samples = record.load("50_ring", "ring", f"{record.SHOWN}-x4").query("Nq == 65536 and D == 128 and causal == 1")
+    samples = samples.query("passes == 'forward' and Hkv == 16").set_index("round")
+    alone, ours = (samples.query(f"name == '{name}'") for name in ("one GPU", "50_ring"))
+    flops = record.attention_flops(1, 16, 65536, 65536, 128, 1)
+    assert one_gpu(65536, causal=1) == pytest.approx(flops / alone["ms"].median() / 1e9)
+    in_zigzag = alone["ms"] / ours.query("layout == 'zigzag'")["ms"]
+    assert over_one_gpu("50_ring", 65536, ranks=4) == pytest.approx(in_zigzag.median(), rel=0.02)
+    link = record.load("51_one_sided", "link", f"{record.SHOWN}-x2").query("name == 'copies alone' and D == 128")
+    link = link.query("copiers == 16 and N == 16384")
+    assert copied(16, 128, 16384) == pytest.approx((link["bytes"] / (link["ms"] / 1e3)).median() / 1e9)
 
 
 def test_what_was_trained_is_the_records():

@@ -292,6 +292,7 @@ def test_hints_are_silent_in_a_notebook_until_they_are_unfolded_and_come_one_by_
         < bundle["text/html"].index("hint 2")
         < bundle["text/html"].index("</details>")
     )
+    assert "<code>scores</code>" in hint("01.3")._repr_html_() and "`" not in hint("01.3")._repr_html_()
     assert [repr(shown)[:11] for _ in range(4)] == ["hint 1 of 3", "hint 2 of 3", "hint 3 of 3", "hint 3 of 3"]
 
 

@@ -101,6 +101,7 @@ def test_the_summit_has_flashattention_3_cublas_and_the_datasheet(root):
     for D in (64, 128):
         assert table.loc[(record.CUBLAS, D), ["kind", "tflops"]].tolist() == ["ceiling", pytest.approx(1000)]
         assert table.loc[("datasheet", D), "tflops"] == 989.5
+    assert set(scoreboard.LIMIT.values()) == {989.5}  # of an H100 as of an H200
     assert table.loc[("FA3", 128), ["kind", "tflops"]].tolist() == ["peer", pytest.approx(700)]
     assert not {"FA4", "FlashAttention-3"} & set(table.index.get_level_values("name"))  # the latter is of another day
     half = scoreboard.speeds(root=root, summit=True).set_index("name")

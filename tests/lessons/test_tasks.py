@@ -13,7 +13,7 @@ from helpers import rung as find
 from helpers.ladder.contract import TORCH_NAMES
 from helpers.lessons import forms, judge, typed
 from helpers.lessons.grading import assignments
-from helpers.lessons.inputs import draw, instance
+from helpers.lessons.inputs import ELSEWHERE, draw, instance
 from helpers.lessons.regions import WHOLE, Typed, body, fill, names
 from helpers.lessons.tasks.catalogue import about, of_rung, task, tasks
 from helpers.lessons.tasks.task import LEVELS
@@ -160,6 +160,19 @@ def test_a_merge_whose_threads_leave_the_parts_alone_is_seen():
     for name in ("O_a", "O_b", "LSE_a", "LSE_b"):
         mine = judge.Costs(0, 0, {**own.bytes, name: (0, 0)})
         assert judge._idle(mine, own, name) and not judge._idle(own, own, name)
+
+
+def test_a_backward_pass_may_form_again_what_the_forward_pass_left_it():
+    own = judge.own("23", SEED)[1]
+    for name, is_the_works in (("O", False), ("LSE", False), ("dO", True), ("V", True)):
+        assert judge._idle(judge.Costs(0, 0, {**own.bytes, name: (0, 0)}), own, name) == is_the_works
+
+
+def test_a_whole_rung_is_tried_at_every_head_dimension_and_in_every_dtype():
+    names = {case.name for case in draw(find("30"), SEED).others()}
+    D, dtype = draw(find("30"), SEED).D, draw(find("30"), SEED).dtype
+    places = (f"D = {192 - D}", {"fp16": "bf16", "bf16": "fp16"}[dtype])
+    assert names == {f"{place}, {name}" for place in places for name in ELSEWHERE}
 
 
 @pytest.mark.parametrize("id", LEANEST)

@@ -447,3 +447,15 @@ def test_sdpa_flash_has_its_colour_of_every_figure():
     assert {line.get_label(): line.get_color() for line in left.lines} == {
         name: PEERS[name][0] for name in ("SDPA FLASH", "SDPA CUDNN")
     }
+
+
+def test_steps_past_the_right_edge_are_counted_there():
+    ms = [1e6] * train.WARM_UP + [10 + n / 10 for n in range(99)] + [1000.0]
+    training = pd.DataFrame({"name": "SDPA FLASH", "seed": 0, "round": 0, "graph": 0, "step": range(len(ms)), "ms": ms})
+    figure = draw_training.waits(training, pd.Series({"SDPA FLASH": 8.0}), "title")
+    assert [t.get_text() for t in figure.axes[0].texts] == ["+ 1"]
+
+
+def test_a_lead_of_less_than_twice_the_difference_is_a_tie():
+    text = pd.DataFrame({"margin": [1.5, 3.0], "apart": [1.0, 1.0]})
+    assert "Of 2 bytes 1 lie below the line" in draw_training.margins(text, "title").in_words

@@ -178,7 +178,7 @@ def test_a_changed_file_is_noticed_before_the_clock_runs_and_not_while_it_does(f
 
 
 def test_small_inputs_rotate_past_the_cache_and_large_ones_stay(fake_gpu):
-    for numel, copies in ((50, 11), (10, 51), (600, 1)):  # of 4 bytes, and a cache of 1000
+    for numel, copies in ((50, 11), (10, 51), (375, 3), (600, 1)):  # of 4 bytes, and a cache of 1000
         log = []
         bench.measure({"f": spending(0.2, log)}, [torch.zeros(numel)])
         assert len({x.data_ptr() for _, x in log}) == min(copies, 50)

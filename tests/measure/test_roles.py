@@ -63,7 +63,7 @@ def test_phases_come_in_order_and_the_answer_stays(q):
     assert torch.equal(plain(q, q, q)[0], (q + 1) * 2)
     assert torch.equal(load(source=roles.instrument(SOURCE), device="cpu", quiet=True)(q, q, q)[0], (q + 1) * 2)
     times = roles.times(plain, q, q, q)
-    assert set(times.lane) == {"producer", "consumer 0"}
+    assert set(times.lane) == {"producer", "consumer 0"} and times.begin.min() == 0
     for _, lane in times.groupby("lane"):
         assert (lane.begin < lane.end).all() and (lane.end[:-1].values <= lane.begin[1:].values).all()
     consumer = times[times.lane == "consumer 0"]
@@ -101,16 +101,16 @@ def test_a_text_without_its_markers_is_refused(old, words):
 
 def test_clocks_that_wrap_around_and_notes_that_were_never_written():
     notes = torch.full((4, 8, 2), 7, dtype=torch.int32)
-    said = {0: [("copy", -5), ("wait", 10), ("", 30)], 2: [("wait", 0), ("scores", 11), ("scores", 13), ("", 20)]}
+    said = {0: [("copy", -5), ("wait", 10), ("", 30)], 2: [("wait", -7), ("scores", 11), ("scores", 13), ("", 20)]}
     for group, rows in said.items():
         for i, (kind, clock) in enumerate(rows):
             notes[group, i] = torch.tensor([roles.SIGN | roles.KINDS.index(kind), clock])
     frame = roles.intervals(notes, ordered=False)
     assert frame.values.tolist() == [
-        ["producer", "copy", 0, 15],
-        ["producer", "wait", 15, 35],
-        ["consumer 0", "wait", 5, 16],
-        ["consumer 0", "scores", 16, 25],
+        ["producer", "copy", 2, 17],
+        ["producer", "wait", 17, 37],
+        ["consumer 0", "wait", 0, 18],  # the earliest, though not the first in the list
+        ["consumer 0", "scores", 18, 27],
     ]
 
 

@@ -81,7 +81,9 @@ def test_the_heads_of_a_group_rotate_past_the_cache(small, monkeypatch):
 def test_packed_batches_have_an_ideal(small):
     samples = workloads.packed(kernel(small.calls), rung("20_causal_gqa"))
     assert (samples["tokens"] < samples["sequences"] * 64).all()
-    assert any(starts is not None for *_, starts, _ in small.calls)
+    longest = {int(starts[0].diff().max()) for *_, starts, _ in small.calls if starts is not None}
+    padded = {q[2] for q, _, _, starts, _ in small.calls if starts is None and q[0] == workloads.SEQUENCES}
+    assert padded == longest and len(longest) == 1  # of the one batch
     rates = {16: pd.Series([1.0]), 32: pd.Series([4.0]), 64: pd.Series([4.0])}
     assert [workloads._rate(rates, n)[0] for n in (16, 32, 50, 64)] == [1, 4, 4, 4]
     assert workloads._rate(rates, 23)[0] == pytest.approx(4**0.5236, rel=1e-3)  # log2(23 / 16) = 0.5236

@@ -141,13 +141,15 @@ def test_search_finds_a_word_offline(site, tmp_path):
 
 @browser
 def test_listings_are_monospaced_and_paper_has_no_solutions(site, tmp_path):
-    """Asked of the browser itself, by a script put behind the page."""
+    """Asked of the browser itself, by a script put behind the page. Nothing has to be scrolled on paper."""
     page = site / "notebooks" / "91_bug_museum.html"
     ask = (
         "<script>window.onload=()=>{const of=(s,p)=>[...document.querySelectorAll(s)].map(e=>getComputedStyle(e)[p]);"
         "document.body.dataset.fonts=[...new Set(of('.cell_output pre','fontFamily'))].join('|');"
         "for(const s of document.styleSheets)for(const r of s.cssRules)if(r.media&&r.media.mediaText=='print')r.media.mediaText='all';"
-        "document.body.dataset.solutions=[...new Set(of('details.solution','display'))].join('|')}</script></body>"
+        "document.body.dataset.solutions=[...new Set(of('details.solution','display'))].join('|');"
+        "document.body.dataset.cut=of('.cell_output pre','overflowX').concat(of('.cell_output .text_html','overflowX')).filter(x=>x!='visible').length"
+        "}</script></body>"
     )
     copy = page.with_name("asked.html")
     copy.write_text(page.read_text().replace("</body>", ask))
@@ -158,6 +160,19 @@ def test_listings_are_monospaced_and_paper_has_no_solutions(site, tmp_path):
     fonts = html.unescape(re.search(r'data-fonts="([^"]*)"', document)[1]).split("|")
     assert fonts and all("mono" in font for font in fonts), fonts
     assert re.search(r'data-solutions="([^"]*)"', document)[1] == "none"
+    assert re.search(r'data-cut="([^"]*)"', document)[1] == "0"
+
+
+@browser
+def test_a_walk_that_is_shown_twice_has_two_players(tmp_path):
+    from helpers.emulator.steps import Rows, Step, Walk
+    from helpers.figures.player import Player
+
+    step = Step(0, read={"Q": Rows(0, 7, 1024)}, hbm=1024)
+    shown = Player(Walk("04_fa2_fp32", 0, 8, 8, 32, "float32", (step,), {}))._repr_html_()
+    page = tmp_path / "page.html"
+    page.write_text(shown + shown)
+    assert opened(page, tmp_path / "net.json")[0].count('<div class="tile-player-live">') == 2
 
 
 @browser

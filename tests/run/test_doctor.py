@@ -34,6 +34,13 @@ def test_every_notebook_has_a_lane_and_a_reason():
     assert "<table>" in report._repr_html_()
 
 
+def test_commands_are_code_in_a_notebook():
+    doctor = importlib.import_module("helpers.run.doctor")
+    fact = doctor.Fact("make", "missing", "install it (`apt install make`), or call `jupyter lab <x>` yourself")
+    shown = doctor.Machine((fact,), ())._repr_html_()
+    assert "<code>apt install make</code>), or call <code>jupyter lab &lt;x&gt;</code>" in shown
+
+
 def test_neighbours_that_run_in_one_place_for_one_reason_are_one_line():
     lanes = [
         ("01_a", "GPU", "x"),

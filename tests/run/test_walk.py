@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from helpers import load, xray
-from helpers.figures.player import HIGH, SCORES_LEFT, SHARED_LEFT, TOP, Player, scenes
+from helpers.figures.player import GAP, HIGH, LEFT, SCORES_LEFT, SHARED_LEFT, TOP, WIDE, Player, scenes
 from helpers.run.walk import _steps, walk
 
 N, D = 256, 64
@@ -160,6 +160,20 @@ def test_the_boxes_are_where_the_rows_are():
     (scene, *_) = scenes(walk("04_fa2_fp32", *inputs("04_fa2_fp32"), block=1))
     x, y, _, height = scene["resident-Q"]
     assert x == SHARED_LEFT and y == TOP + HIGH / 2 and height == HIGH / 2
+
+
+def test_S_is_as_high_as_the_queries_and_as_wide_as_the_keys():
+    q, k, v = inputs("04_fa2_fp32")
+    shown = scenes(walk("04_fa2_fp32", q[:, :, :128].contiguous(), k, v))
+    first = {kind: next(scene[kind] for scene in shown if kind in scene) for kind in ("scores", "pv")}
+    keys = {"scores": 64, "pv": 32}  # a tile of K, a slab of V, each with all 128 queries
+    assert first == {kind: (SCORES_LEFT, TOP, HIGH * n / N, HIGH) for kind, n in keys.items()}
+
+
+def test_O_is_read_in_the_left_half_of_its_column_and_written_in_the_right():
+    (scene, *_) = [s for s in scenes(walk("03_fa1_fp32", *inputs("03_fa1_fp32"))) if {"read-O", "written-O"} <= {*s}]
+    left = LEFT + 3 * (WIDE + GAP)
+    assert [scene[f"{kind}-O"][::2] for kind in ("read", "written")] == [(left, WIDE / 2), (left + WIDE / 2, WIDE / 2)]
 
 
 def test_what_has_no_steps_is_said():

@@ -680,6 +680,25 @@ def test_a_missing_barrier_is_shown_with_both_lines():
     assert "✗" in str(ray.source("load_tile")) and "no findings" not in str(ray)
 
 
+@pytest.mark.parametrize(
+    ("stem", "line"),
+    [
+        ("31_warp_specialized", "    fa::mbarrier_wait(Q_empty + barrier, Q_ring.parity ^ 1);"),
+        (
+            "31_warp_specialized",
+            "    fa::bar_sync(warpgroup, 128); // the last O has been read before any warp writes this one",
+        ),
+        ("32_ping_pong", "    fa::mbarrier_wait(Q_empty + barrier, Q_ring.parity ^ 1);"),
+    ],
+)
+def test_what_is_wrong_from_a_ctas_second_tile_on_is_found(stem, line):
+    q, k, v = (torch.randn(1, 2, 256, 64).half() for _ in range(3))
+    kernel = load(source=ladder.rung(stem).replace(line, ""), device="cpu", quiet=True)
+    ray = xray(kernel, q, k, v)
+    assert ray.findings and all("on 2 SMs" in finding.text for finding in ray.findings)
+    assert kernel.launcher.sms == 132
+
+
 def test_without_padding_there_are_conflicts_and_the_difference_says_where():
     rung = ladder.rung("03_fa1_fp32")
     bare = xray(rung.replace("ld = d + 4,", "ld = d,"), *qkv(D=64))

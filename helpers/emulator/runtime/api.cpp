@@ -99,6 +99,8 @@ SharedLimit shared_limit(const void* kernel, const Module& module) {
   return largest;
 }
 
+int multiprocessors() { return session.sms; }
+
 int allocate(void** pointer, size_t bytes) {
   void* p = nullptr;
   if (posix_memalign(&p, 256, bytes == 0 ? 256 : bytes) != 0) return set_error(2);

@@ -341,7 +341,7 @@ void launch(const Launch& l) {
 
 extern "C" {
 
-void emu_begin(const Region* regions, int count, int os_threads, int tracing, uint64_t schedule, int follows_flags) {
+void emu_begin(const Region* regions, int count, int os_threads, int tracing, uint64_t schedule, int follows_flags, int sms) {
   session.regions.assign(regions, regions + count);
   session.counter.assign(size_t(count), {});
   session.findings.clear();
@@ -352,6 +352,7 @@ void emu_begin(const Region* regions, int count, int os_threads, int tracing, ui
   session.tracing = tracing != 0;
   session.follows_flags = follows_flags != 0;
   session.schedule = schedule;
+  session.sms = sms;
   session.texts.clear();
   session.launches = 0;
   session.os_threads = os_threads > 0 ? unsigned(os_threads) : 1;

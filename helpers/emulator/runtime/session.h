@@ -63,6 +63,7 @@ struct Session {
   bool tracing = false;
   bool follows_flags = false;                  // the kernel orders blocks by flags: see race_flags.h
   uint64_t schedule = 0;                       // 0: threads take turns in order; else in an order drawn from it
+  int sms = 0;                                 // that the device says it has
   std::set<std::string> texts;                 // that rows for Python point at
   unsigned launches = 0;
   std::atomic<bool> stop{false};

@@ -145,8 +145,8 @@ def descriptor(
     boxes = " ".join("–" if found is None else f"{found[0]}·{found[1]}" for found in first_line)
     figure.in_words = (
         f"{title or 'A descriptor'}. Its 64 bits: start address {d.start:#x}, leading offset {d.leading} bytes, stride offset "
-        f"{d.stride} bytes, swizzle {d.swizzle} bytes. Below, the operand's 16 core matrices, and where their rows lie in shared "
-        f"memory, as core matrix · row; the first line of 128 bytes: {boxes}."
+        f"{d.stride} bytes, swizzle {d.swizzle} bytes. Below, the operand's {extent // 4} core matrices, and where their rows lie in "
+        f"shared memory, as core matrix · row; the first line of 128 bytes: {boxes}."
     )
     return figure
 
@@ -216,7 +216,7 @@ def accumulator(thread: int = 37, columns: int = 64, step: int = 1) -> Figure:
                 face = GREEN if mine else TINTS[register]
                 ax.add_patch(Rectangle((column, row - 16 * warp), 1, 1, facecolor=face, edgecolor=CARD, linewidth=0.7))
                 ax.text(column + 0.5, row - 16 * warp + 0.5, f"{name}{i}" if mine else lane, ha="center", va="center",
-                        fontsize=7 if mine else 7, color=CARD if mine else INK, fontweight="bold" if mine else "normal")  # fmt: skip
+                        fontsize=7, color=CARD if mine else INK, fontweight="bold" if mine else "normal")  # fmt: skip
     figure.in_words = (
         f"Each of four warps has 16 of the 64 rows of S. Thread {thread} of warp {warp} holds elements d{8 * step} to d{8 * step + 7} "
         f"of columns {16 * step} to {16 * step + 15} in the same cells in which the operand A of step {step} has its a0 to a7."

@@ -315,7 +315,7 @@ def who_flags(counts: pd.DataFrame, title: str) -> Figure:
         )
         ax.bar_label(bars, [f"{k}" if k else "" for k in n], label_type="center", fontsize=8.5,
                      color=CARD if name in ("both", "GPU alone") else INK,
-                     bbox={"facecolor": colour, "edgecolor": "none", "pad": 0})  # fmt: skip
+                     bbox={"facecolor": colour, "edgecolor": "none", "pad": 0.8})  # fmt: skip
         left = left + n
     ax.set_yticks(range(len(counts)), list(counts.index), color=INK)
     ax.invert_yaxis()

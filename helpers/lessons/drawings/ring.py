@@ -27,6 +27,7 @@ from ...figures.style import (
     picture,
     styled,
 )
+from ...figures.words import many
 from ...measure.ring import SAME, WIDTH, model_error, summary
 from ...run import ring_time
 from ...run.layouts import LAYOUTS, block, split
@@ -369,7 +370,7 @@ def _told(row: pd.Series, slow: pd.Series, samples: pd.DataFrame) -> str:
     of_it &= samples["layout"].fillna("") == row["layout"]
     words = row["name"] + ", striped" * (row["layout"] == "striped")
     words += " (÷ one GPU, same bits)" * (row["beside"] == SAME)
-    return words + f" ({slow[of_it].sum():.0f} slow round left out)" * bool(slow[of_it].any())
+    return words + f" ({many(int(slow[of_it].sum()), 'slow round')} left out)" * bool(slow[of_it].any())
 
 
 @styled

@@ -6,7 +6,7 @@
 namespace fa {
 
 // 16 bits that are moved, multiplied by the tensor cores and rounded to; all else is done in float. __half and
-// __nv_bfloat16 can do arithmetic as well: nearly 18,000 lines of cuda_fp16 and cuda_bf16, which would cost every build time.
+// __nv_bfloat16 can do arithmetic as well: nearly 18,000 lines of cuda_fp16 and cuda_bf16, which would slow every build.
 struct fp16 {
   uint16_t bits;
   fp16() = default;

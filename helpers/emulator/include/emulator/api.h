@@ -126,7 +126,7 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, 
     case cudaDevAttrMaxSharedMemoryPerBlock: *value = 48 << 10; break;
     case cudaDevAttrWarpSize: *value = 32; break;
     case cudaDevAttrMaxRegistersPerBlock: *value = 65536; break;
-    case cudaDevAttrMultiProcessorCount: *value = 132; break;
+    case cudaDevAttrMultiProcessorCount: *value = emu::multiprocessors(); break;
     case cudaDevAttrL2CacheSize: *value = 60 << 20; break;
     case cudaDevAttrMaxThreadsPerMultiProcessor: *value = emu::threads_of_sm; break;
     case cudaDevAttrComputeCapabilityMajor: *value = emu::arch / 100; break;

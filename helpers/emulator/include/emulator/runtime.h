@@ -93,6 +93,7 @@ int set_error(int error, const char* hint = nullptr);  // remembers and returns 
 const char* error_name(int error);
 const char* error_text(int error);
 int set_dynamic_shared_limit(const void* kernel, int bytes, int most);
+int multiprocessors();
 int allocate(void** pointer, size_t bytes);
 int release(void* pointer);
 
