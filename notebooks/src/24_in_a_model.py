@@ -200,7 +200,7 @@ if record:
     display(draw_training.waits(launched[0], parts["all"], f"Steps of the recorded runs, {on}"))
 
 # %% [markdown]
-# **What to see.** Where steps stand in a column, they exceed their five hundred kernels by 0.5 to 0.7 ms: between two lies a microsecond or more. Others (most in both runs of 32 and 33) scatter up to 24 ms, one of 20 and 23 takes 166<!--= record.load("24_in_a_model", "training").query("graph == 0 and step > 20").ms.max():.0f -->. Kernels don't vary like that; the **host** does.
+# **What to see.** Where steps stand in a column, they exceed their five hundred kernels by 0.5 to 0.7 ms: between two lies a microsecond or more. Others (most in both runs of 32 and 33) scatter up to 24 ms; one of 20 and 23: 166<!--= record.load("24_in_a_model", "training").query("graph == 0 and step > 20").ms.max():.0f -->. Kernels don't vary like that; the **host** does.
 #
 # PyTorch puts kernels into a queue and goes on without waiting; while the host is ahead, the GPU stands still for that microsecond only. SDPA's kernels are launched from C++, ours from more Python: six operators in each pass, each of which checks shapes and strides, makes tensors and calls the launcher. Where the queue runs empty the GPU waits, and the less the kernels take, the sooner it does. Hosts differ, and change by the minute: in twenty records on H200s, the fastest kernels of all trained 0.65 to 1.3 times as fast as SDPA FLASH.
 #

@@ -33,7 +33,6 @@ if not importlib.util.find_spec("helpers"):
 
 # %%
 import dataclasses
-import math
 
 import pandas as pd
 import torch
@@ -84,7 +83,7 @@ for d, consumers, Bc in ((64, 3, 128), (64, 3, 192), (64, 4, 128), (128, 2, 128)
     tile = draw_backward.constants(kernel.rung.source, d, consumers=consumers, Bc=Bc)
     threads = 128 * (1 + consumers)  # a CTA is launched with as many registers for each, in steps of 8
     left = threads * (65536 // threads // 8 * 8) - 128 * tile["producer_registers"]
-    rows[d, 64 * consumers, Bc] = {"shared memory, KB": math.ceil(tile["smem_bytes"] / 1024), "of": 227}
+    rows[d, 64 * consumers, Bc] = {"shared memory, KB": -(-tile["smem_bytes"] // 1024), "of": 227}
     most = min(left // (128 * consumers) // 8 * 8, 255)  # setmaxnreg takes multiples of 8
     rows[d, 64 * consumers, Bc] |= {"registers for S, P, O": 3 * Bc // 4 + d // 2, "of a thread's": most}
 pd.DataFrame(rows).T.rename_axis(["d", "rows", "keys"])
