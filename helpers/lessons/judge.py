@@ -212,7 +212,7 @@ def judge(cases: Sequence[Case], runs: Iterable[Run], expected: int, rungs: Cost
     """Compares runs with float64. expected: how many runs there should be; those that are missing are wrong."""
     why: dict[int, str] = {}
     findings: dict[str, None] = {}
-    dQ: dict[int, Tensor] = {}  # of deterministic cases
+    first: dict[int, tuple[Tensor, ...]] = {}  # outputs of deterministic cases
     seen, total = [], []
     for run in runs:
         seen.append(run.case)
@@ -223,10 +223,13 @@ def judge(cases: Sequence[Case], runs: Iterable[Run], expected: int, rungs: Cost
         bad = [c for c in compare(cases[run.case], run.outputs) if c.problem or c.used > TIMES]
         if bad:
             order = "" if run.schedule == 0 else f" with threads in another order ({run.schedule})"
-            why.setdefault(run.case, bad[0].explain().removeprefix(f"{bad[0].case}: ") + order)
+            cause = "".join(f"; {finding.splitlines()[0]}" for finding in run.findings[:1])
+            size, *where = bad[0].explain().removeprefix(f"{bad[0].case}: ").splitlines()
+            why.setdefault(run.case, "\n".join([size + order + cause, *where]))
         elif getattr(cases[run.case], "deterministic", False):
-            same = torch.equal(*map(bits, (dQ.setdefault(run.case, run.outputs[0]), run.outputs[0])))
-            why |= {} if same else {run.case: "with threads in another order dQ has other bits"}
+            every = zip(("dQ", "dK", "dV"), first.setdefault(run.case, run.outputs), run.outputs)
+            others = [name for name, x, y in every if not torch.equal(bits(x), bits(y))]
+            why |= {run.case: f"with threads in another order {others[0]} has other bits"} if others else {}
         if run.schedule == 0:
             total.append(run)
     if len(seen) < expected:
@@ -240,8 +243,8 @@ def judge(cases: Sequence[Case], runs: Iterable[Run], expected: int, rungs: Cost
 
 def _idle(costs: Costs, rungs: Costs, name: str) -> bool:
     """Whether threads leave alone what the rung's threads read or write: then somebody else has done the work. Once is enough where the
-    rung does it many times; and O and LSE, where they are inputs, can be formed again from the others. Threads that touch everything have not done it for sure: the host may copy its own result over theirs
-    (`grading/allowed.py`)."""
+    rung does it many times; O and LSE of a backward pass are left out, as they can be formed again from the others. Threads that touch
+    everything have not done it for sure: the host may copy its own result over theirs (`grading/allowed.py`)."""
     mine, own = costs.bytes.get(name, (0, 0)), rungs.bytes[name]
     once = rungs.sizes.get(name, max(own))
     spared = name in ("O", "LSE") and own[1] == 0

@@ -10,6 +10,8 @@ region's name, or to another one: `%%region 04 online_update -> mine`.
 from __future__ import annotations
 
 import itertools
+import shutil
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +25,7 @@ from ..run.reference import cases, random_inputs
 from ..run.xray import Xray, xray
 from . import handed
 from .forms import contract
-from .grading.allowed import unfit
+from .grading.allowed import strange, unfit
 from .inputs import SKIPPED, uneven
 from .judge import SECONDS, Costs, Judgement, locally, until_stopped, wasted
 from .progress import keep
@@ -122,13 +124,21 @@ def attempt(stem: str, regions: tuple[str, ...], text: str, name: str = "cell", 
         made.said.append(located)
     if task is not None and made.ok:
         made.said.append(f"Task {task.id}: solved")
-        if refused := next(filter(None, map(unfit, bodies.values())), ""):
+        if refused := next(filter(None, map(unfit, bodies.values())), "") or _strange(made.kernel):
             made.said.append(f"before it is handed in: {refused}")
         keep(f"task {task.id}")
     elif task is not None:  # the reason of an empty one fits on the same line
         words = f"Task {task.id}: not solved yet"
         made.said = [f"{words}; {made.said[0]}"] if empty else [*made.said, words]
     return made
+
+
+def _strange(kernel: Kernel) -> str:
+    """What a grader refuses of what a kernel calls, in a clause; empty if nothing, or where it can't be told: of a GPU's kernel, and
+    without nm."""
+    if kernel.device != "cpu" or sys.platform != "linux" or shutil.which("nm") is None:
+        return ""
+    return next(filter(None, (strange(built.path) for built in kernel.launcher._compiled.values())), "")
 
 
 def attempt_file(path: Path) -> Attempt:

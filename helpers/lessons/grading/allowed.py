@@ -32,7 +32,8 @@ _WORDS = {
     r"##": "pasted tokens",
     r"\bprintf\b": "printed lines",  # its %n writes wherever it is told to
     r"^[ \t]*#[ \t]*define\b[^\n]*\b(?:__)?asm\w*|^[ \t]*#[ \t]*define\b[^\n]*(?:\bextern\b|#)": "such macros",
-    r"\bextern\b(?!\s+__shared__)(?!\s*\"C\"\s*(?:__host__\s*)?cudaError_t\s+fa_launch\b)": "extern for anything but shared memory and fa_launch",
+    r"\bextern\b(?!\s+__shared__)(?!\s*\"C\"\s*(?:\{|(?:__host__\s*)?cudaError_t\s+fa_launch\b))": "extern for anything but shared memory and fa_launch",
+    r"\bextern\s*\"C\"\s*\{": 'blocks of extern "C", which belongs before fa_launch itself,',
 }
 _MATHS = """acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh erf erfc exp exp10 exp2 expm1 fabs fdim floor fma fmax
 fmin fmod frexp hypot ilogb ldexp lgamma llrint llround log log10 log1p log2 logb lrint lround modf nan nearbyint nextafter pow

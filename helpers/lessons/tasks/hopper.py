@@ -1,6 +1,6 @@
 """Region tasks of the Hopper rungs, 30 to 33."""
 
-from .task import Task, whole
+from .task import IN_TURN, Task, whole
 
 FRAGMENT = "S_reg[Bc / 8][4], O_reg[d / 8][4]: of a warp's 16 rows a lane holds (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1) of every 8 columns"
 
@@ -210,6 +210,7 @@ TASKS = (
         "Rung 23 on Hopper: two warpgroups with 64 keys each, a producer, wgmma on S^T and dP^T.",
         "Begin the sums of S with -LSE / scale and those of dP with -delta: then P = exp2(scale_log2 * S), dS = P o dP.",
         "dQ^T = K^T dS^T needs both halves of dS; it leaves through shared memory with cp.reduce.async.bulk.",
+        IN_TURN,
         backward=True,
     ),
 )

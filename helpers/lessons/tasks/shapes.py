@@ -1,6 +1,6 @@
 """Region tasks of the rungs for models and of the backward passes before Hopper, 20 to 23."""
 
-from .task import Task, whole
+from .task import IN_TURN, Task, whole
 
 TASKS = (
     Task(
@@ -184,6 +184,7 @@ TASKS = (
         "delta = rowsum(dO o O) first. Then dV += P^T dO, dP = dO V^T, dS = P o (dP - delta), dK += dS^T Q, dQ += dS K.",
         "dQ is shared by all CTAs of a head: set it to 0, then add in turn. Atomics in any order would do but for a.deterministic, "
         "which asks for the same bits every time. The scale goes to dK and dQ.",
+        IN_TURN,
         backward=True,
     ),
     Task(

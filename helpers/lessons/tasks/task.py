@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ..regions import WHOLE
 
+IN_TURN = "a.deterministic asks for the same bits every time. No check here can see the order of CTAs: on a GPU compare two runs bit by bit"
 LEVELS = {1: "one loop", 2: "a few steps", 3: "layouts, or the order of threads", 4: "the whole kernel"}
 
 
@@ -55,14 +56,15 @@ class Task:
         return self.lean or self.level == 4
 
 
-def whole(number: str, first: str, then: str, trap: str, backward: bool = False) -> Task:
-    """The task to write a rung from its header block. first, then, trap: its hints."""
+def whole(number: str, first: str, then: str, trap: str, *more: str, backward: bool = False) -> Task:
+    """The task to write a rung from its header block. first, then, trap: its hints; more: what else is true behind it."""
     args = "fa::backward(args)" if backward else "fa::model(args)" if number >= "20" else "fa_args"
     tensors = (
         "Q holds S (rows,N), O receives P; Nq = rows, Nk = N"
         if number == "02"
         else "LSE (B,H,Nq) fp32, contiguous; workspace[i]: the tensors of the header block's `workspace`, uninitialized"
     )
+    sizes = "rows and N" if number == "02" else "Nq, Nk and B*H"
     empty = (
         "a query whose LSE is -inf, as it sees no key, gets dQ = 0 and adds nothing to dK and dV"
         if backward
@@ -73,7 +75,8 @@ def whole(number: str, first: str, then: str, trap: str, backward: bool = False)
         WHOLE,
         4,
         "Write the whole rung from its header block: kernels and launcher. Any design will do that gives the right answer "
-        "with the inputs, dtypes, head dimensions and workspace that the header block names.",
+        "with the inputs, dtypes, head dimensions and workspace that the header block names. A grader also sets its wavefronts "
+        "and bytes beside the rung's (course/rubric.md).",
         (
             f"the arguments ({args}, kernels/include/fa/): tensors with strides in elements, columns contiguous",
             tensors,
@@ -81,9 +84,10 @@ def whole(number: str, first: str, then: str, trap: str, backward: bool = False)
         ),
         (
             'extern "C" cudaError_t fa_launch(const fa_args *args, cudaStream_t stream) launches the work on `stream`',
-            "every element of the outputs is written; Nq and Nk may be any positive number",
+            f"every element of the outputs is written; {sizes} may be any positive number (a grid's y and z take 65535)",
             "the launcher takes every dtype and head dimension that the header block names",
             empty,
+            *more,
         ),
         (first, then, trap),
     )
