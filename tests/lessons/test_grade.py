@@ -227,18 +227,18 @@ def test_threads_that_read_less_than_an_eighth_of_a_tensor_have_left_it_alone(re
     assert judged(tile(), rungs=often, bytes={"K": (read, 0)}).idle == idle
 
 
-def test_deterministic_asks_for_the_same_bits_of_dQ_in_another_order_of_threads():
+@pytest.mark.parametrize(("n", "name"), list(enumerate(["dQ", "dK", "dV"])))
+def test_deterministic_asks_for_the_same_bits_in_another_order_of_threads(n, name):
     q, k, v, do = torch.randn(4, 1, 1, 16, 32)
     asked = Case("a tile", q, k, v, do=do, deterministic=True)
     assert [job.schedule for job in judge.jobs([asked])] == [0, judge.ANOTHER]
     assert [job.schedule for job in judge.jobs([replace(asked, deterministic=False)])] == [0]
-    dq, *others = asked.baseline()
-    nearly = dq.clone()
-    nearly.view(torch.int32)[0, 0, 0, 0] ^= 1
-    for x, right in ((dq.clone(), True), (nearly, False)):
-        runs = [judge.Run(0, n, (of, *others)) for n, of in enumerate((dq, x))]
+    first, same, nearly = (tuple(x.clone() for x in asked.baseline()) for _ in range(3))
+    nearly[n].view(torch.int32)[0, 0, 0, 0] ^= 1
+    for second, right in ((same, True), (nearly, False)):
+        runs = [judge.Run(0, schedule, outputs) for schedule, outputs in enumerate((first, second))]
         found = judge.judge([asked], runs, 2, FREE)
-        assert found.correct == right and ("dQ has other bits" in found.wrong) != right
+        assert found.correct == right and (f"{name} has other bits" in found.wrong) != right
         assert judge.judge([replace(asked, deterministic=False)], runs, 2, FREE).correct
 
 
@@ -488,6 +488,13 @@ def test_counts_can_not_be_forged_by_what_is_known(tmp_path, attack):
 )
 def test_what_is_quoted_or_said_in_a_comment_is_no_attack(text):
     assert not allowed.unfit(regions.Typed("", text))
+
+
+def test_a_block_of_extern_C_is_refused_with_its_own_reason():
+    launcher = "cudaError_t fa_launch(const fa_args *args, cudaStream_t stream) { return cudaSuccess; }"
+    refused = allowed.unfit(regions.Typed(regions.WHOLE, f'extern "C" {{\n{launcher}\n}}'))
+    assert '`extern "C" {` can\'t be graded: blocks of extern "C", which belongs before fa_launch itself' in refused
+    assert not allowed.unfit(regions.Typed(regions.WHOLE, f'extern "C" {launcher}'))
 
 
 def test_a_macro_of_several_lines_is_read_as_one():

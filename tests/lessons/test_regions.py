@@ -1,6 +1,9 @@
 """Typing a region: the rung around it stays, lines are named as the reader counts them, and a bad cell leaves no kernel behind."""
 
 import re
+import shutil
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -207,6 +210,16 @@ def test_a_word_that_a_grader_refuses_is_named_where_a_task_is_solved():
     line = len(OUTPUT.splitlines()) + 2
     assert made.said[-2] == "Task 01.3: solved"
     assert made.said[-1].startswith(f"before it is handed in: cell:{line}: `printf` can't be graded")
+
+
+@pytest.mark.skipif(sys.platform != "linux" or shutil.which("nm") is None, reason="there is no nm as on Linux")
+def test_a_call_that_a_grader_refuses_is_named_where_a_task_is_solved(monkeypatch):
+    monkeypatch.setattr(typed, "score", lambda *_: SimpleNamespace(ok=True))
+    copies = "#include <cstring>\nchar *(*volatile copy)(char *, const char *, size_t) = strncpy;\n"
+    right = body("01", "kernel")
+    assert typed.attempt("01", ("kernel",), right).said[-1] == "Task 01.9: solved"
+    said = typed.attempt("01", ("kernel",), copies + right).said
+    assert said[-1].startswith("before it is handed in: it uses `strncpy`: a graded kernel calls nothing but")
 
 
 def test_no_case_follows_one_that_never_ends(monkeypatch):

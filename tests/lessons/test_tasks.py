@@ -162,10 +162,42 @@ def test_a_merge_whose_threads_leave_the_parts_alone_is_seen():
         assert judge._idle(mine, own, name) and not judge._idle(own, own, name)
 
 
-def test_a_backward_pass_may_form_again_what_the_forward_pass_left_it():
-    own = judge.own("23", SEED)[1]
-    for name, is_the_works in (("O", False), ("LSE", False), ("dO", True), ("V", True)):
-        assert judge._idle(judge.Costs(0, 0, {**own.bytes, name: (0, 0)}), own, name) == is_the_works
+ROWSUM_OF_P_DP = """  auto at = [&](const void *x, const int64_t *stride, int head, int row) {
+    return static_cast<const float *>(x) + b * stride[0] + head * stride[1] + row * stride[2];
+  };
+  const float *Q = at(a.Q, a.Q_stride, h, i), lse = a.LSE[(b * a.H + h) * a.Nq + i];
+  for (int c = lane; c < d; c += 32) dQ[c] = 0.f;
+  for (int j = lane; j < a.Nk; j += 32) {
+    const float *K = at(a.K, a.K_stride, h, j), *V = at(a.V, a.V_stride, h, j);
+    float s = 0.f, dP = 0.f;
+    for (int c = 0; c < d; ++c) s += Q[c] * K[c], dP += dO[c] * V[c];
+    delta += expf(a.scale * s - lse) * dP;
+  }"""
+
+
+def test_a_backward_pass_need_not_read_what_it_can_form_again():
+    drawn, old = draw(find("22"), SEED), "  for (int c = lane; c < d; c += 32) delta += O[c] * dO[c], dQ[c] = 0.f;"
+    cases = [case for case in drawn.cases() if case.name in ("one tile", "whole tiles")]
+    edited = instance(
+        replace(find("22"), source=find("22").replace(f"#pragma unroll\n{old}", ROWSUM_OF_P_DP)), drawn.D, "fp32"
+    )
+    own, mine = (list(judge.observe(rung, judge.jobs(cases))) for rung in (drawn.instance, edited))
+    costs = judge.sum_of(own)
+    found = judge.judge(cases, mine, len(cases), costs)
+    assert found.ok and costs.bytes["O"][0] and not found.costs.bytes["O"][0]
+    for name, is_the_work in (("LSE", False), ("Q", True), ("V", True), ("dO", True), ("dK", True)):
+        left = judge.Costs(0, 0, {**costs.bytes, name: (0, 0)})
+        assert judge._idle(left, costs, name) == is_the_work
+
+
+def test_a_launcher_that_lacks_a_dtype_fails_as_a_whole_rung():
+    drawn, opening = draw(find("11"), SEED), "  const fa_args &a = *args;\n"
+    other = {"fp16": "bf16", "bf16": "fp16"}[drawn.dtype]
+    text = body("11", "kernel")
+    assert text.count(opening) == 1
+    lacking = text.replace(opening, f"{opening}  if (a.dtype == FA_{other.upper()}) return cudaErrorInvalidValue;\n")
+    filled = fill("11", {WHOLE: Typed(WHOLE, lacking)}).rung
+    assert judge.fault(filled, "11", SEED, lean=True).startswith(f"{other}, a ragged tile: ")
 
 
 def test_a_whole_rung_is_tried_at_every_head_dimension_and_in_every_dtype():
@@ -272,6 +304,21 @@ def test_what_a_kernel_leaves_alone_is_said_where_all_cases_are_right():
     none = judge.Costs(0, 0, {})
     for idle, last in (((), "  ✓ one tile"), (("K",), "  ✗ the kernel leaves K alone: who did the work?")):
         assert typed.plan(judge.Judgement((("one tile", ""),), (), none, none, idle))[-1] == last
+
+
+def test_the_line_of_a_wrong_case_names_what_was_found_in_its_run():
+    case, findings = (
+        draw(find("01"), SEED).cases()[1],
+        ("uninitialised shared memory at cell:67: read\n  hint: a barrier", "race"),
+    )
+    o, lse = case.baseline()
+    runs = [judge.Run(0, 0, outputs, findings=findings) for outputs in ((o + 1, lse), (o, lse))]
+    wrong, right = (judge.judge([case], [run], 1, judge.Costs(0, 0, {})) for run in runs)
+    (line,) = typed.plan(wrong)
+    assert line.startswith("  ✗ one tile: error 1, ") and line.endswith(
+        "; uninitialised shared memory at cell:67: read"
+    )
+    assert "\n  worst at O[" in wrong.wrong and right.correct
 
 
 def test_a_seed_draws_the_same_everywhere_and_another_one_others():

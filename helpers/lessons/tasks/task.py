@@ -52,7 +52,8 @@ class Task:
 
     @property
     def every_D(self) -> bool:
-        """Whether a grader tries it at every head dimension that the rung names, not only at the one drawn: a lean one, a whole rung."""
+        """Whether a grader tries it at every head dimension and in every dtype that the rung names, not only in the one drawn: a lean one,
+        a whole rung."""
         return self.lean or self.level == 4
 
 

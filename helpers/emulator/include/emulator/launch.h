@@ -59,7 +59,7 @@ Prepared<P...> prepare(const char* name, void (*kernel)(P...), Shape shape) {
 // A template whose arguments the launch deduces comes as a lambda that calls it: which instance it is, is not known.
 template <class F>
 auto prepare(const char* name, F kernel, Shape shape) {
-  return [=](auto... p) { run<decltype(p)...>(name, nullptr, shape, kernel, p...); };
+  return [=](auto... p) { run<const decltype(p)&...>(name, nullptr, shape, kernel, p...); };
 }
 
 // A variable, as the one member of Holder, at the same place for all threads of the block.
