@@ -100,7 +100,13 @@ def test_numbers_of_narrow_bars_do_not_cover_each_other():
     counts = {"both": [80, 39], "X-ray alone": [3, 1], "X-ray's stricter rule": [0, 1], "neither": [0, 3]}
     figure = draw_proof.who_flags(pd.DataFrame(counts, index=["long", "narrow"]), "title")
     figure.draw_without_rendering()
-    places = [t.get_bbox_patch().get_window_extent() for t in figure.axes[0].texts if t.get_text()]
-    rows = {y: sorted((p.x0, p.x1) for p in places if round(p.y0) == y) for y in {round(p.y0) for p in places}}
+    texts = [t for t in figure.axes[0].texts if t.get_text()]
+    rows = {}
+    for box, number in sorted(
+        ((t.get_bbox_patch().get_window_extent().extents.tolist(), t.get_window_extent()) for t in texts),
+        key=lambda pair: pair[0],
+    ):
+        rows.setdefault(round(number.y0), []).append((box[0], number.x0, number.x1, box[2]))
     assert sorted(map(len, rows.values())) == [2, 4]
-    assert all(a[1] < b[0] for row in rows.values() for a, b in itertools.pairwise(row))
+    for a, b in (pair for row in rows.values() for pair in itertools.pairwise(row)):
+        assert a[2] < b[0] and a[3] < b[1]  # no box reaches the next number, nor the next box this one
